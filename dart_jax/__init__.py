@@ -24,7 +24,7 @@ _EXPORTS = {
     "Completion": "dart_jax.generation",
     "DartModel": "dart_jax.model",
     "GenerationConfig": "dart_jax.generation",
-    "LogitsProcessor": "dart_jax.decoding.logits",
+    "LogitsProcessor": "dart_jax.decoding.options",
     "NgramConfig": "dart_jax.decoding.drafting",
     "Piece": "dart_jax.generation",
     "PromptLookupConfig": "dart_jax.decoding.drafting",
@@ -50,7 +50,7 @@ __all__ = [
 TYPE_CHECKING = False  # importing it from `typing` would double the time of this import
 if TYPE_CHECKING:
     from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
-    from dart_jax.decoding.logits import LogitsProcessor
+    from dart_jax.decoding.options import LogitsProcessor
     from dart_jax.decoding.search.config import SearchConfig
     from dart_jax.errors import UserError
     from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration

@@ -5,7 +5,6 @@ Without a name, lists them.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import dart_jax
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 
 
 class Program(NamedTuple):
@@ -77,14 +76,12 @@ def main() -> None:
     from dart_jax.programs.command_line import program
 
     with program():
-        if name in ("-h", "--help"):
+        if name in ("help", "-h", "--help"):
             print(overview(called))
         elif name == "--version":
             print(f"dart-jax {dart_jax.__version__}")
         else:
-            near = difflib.get_close_matches(name, PROGRAMS, n=1)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise UserError(f"no program {name!r}{meant} ({called} lists all)")
+            raise UserError(f"no program {name!r}; {meant(name, PROGRAMS, f'{called} lists all')}")
 
 
 def overview(called: str) -> str:

@@ -1,9 +1,12 @@
-"""Bad user input: the exception, the warning, and the check of a package that is optional."""
+"""Bad user input: the exception, the warning, and the cure of a wrong name, and
+the check of a package that is optional."""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import warnings
+from collections.abc import Iterable
 
 
 class UserError(Exception):
@@ -20,6 +23,13 @@ class InputWarning(UserWarning):
 def warn(message: str) -> None:
     """Issues an `InputWarning` of one line, which programs print once."""
     warnings.warn(message, InputWarning, stacklevel=2)
+
+
+def meant(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Returns what to say of a name that does not exist: the nearest one that does, as a question,
+    or `otherwise`."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else otherwise
 
 
 def require(package: str, extra: str, what: str) -> None:

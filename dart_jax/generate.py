@@ -1,6 +1,6 @@
 """Continue a prompt in the terminal; drafted tokens are coloured.
 
-    python -m dart_jax.generate 'def mean(values):'
+    dart-jax generate 'def mean(values):'
 
 Without --model or --target, uses SmolLM2 where that is or can be fetched, otherwise the demo model,
 which continues Python code. --chat without a message talks turn by turn. The generated text goes to
@@ -19,19 +19,23 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from rich.console import Console
 
 from dart_jax.errors import UserError
-from dart_jax.generation import Completion, GenerationConfig, Piece, TextGeneration
-from dart_jax.model import DartModel
+from dart_jax.generation import GenerationConfig
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.programs.processes import DistributedConfig, initialize, is_main
 
+if TYPE_CHECKING:
+    from dart_jax.generation import Completion, Piece, TextGeneration
+    from dart_jax.model import DartModel
+
 HELP = "/reset begins anew, /exit or Ctrl-D ends; Ctrl-C stops an answer, or ends between answers"
+COMMAND = re.compile(r"/\w+")
 DRAFTED, NORMAL = "\x1b[32m", "\x1b[0m"  # green
 
 # Control characters, which could move the cursor or set a title; all except tab and line feed.
@@ -55,7 +59,7 @@ class GenerateConfig(ModelChoice):
     """Sample as the target's generation_config.json says, unless an option says otherwise; one with
     its default value says nothing."""
     generation: tyro.conf.OmitArgPrefixes[GenerationConfig] = GenerationConfig()
-    """Generation options."""
+    """Length, sampling and draft tree."""
     together: tyro.conf.OmitArgPrefixes[DistributedConfig] = dataclasses.field(
         default_factory=DistributedConfig
     )
@@ -171,7 +175,9 @@ def talk(
             return
         if line == "/reset":
             messages = list(begin)
-        if line in ("", "/reset"):
+        elif COMMAND.fullmatch(line):
+            err.print(HELP, style="dim")
+        if not line or COMMAND.fullmatch(line):
             continue
         turn = [*messages, {"role": "user", "content": line}]
         try:

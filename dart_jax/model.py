@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
-from dart_jax.decoding.logits import LogitsConfig
+from dart_jax.decoding.options import LogitsConfig
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
 from dart_jax.decoding.search.config import SearchConfig, SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
@@ -22,13 +22,7 @@ from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
 from dart_jax.engine.model_runner import ModelRunner
 from dart_jax.engine.request import Request
-from dart_jax.engine.shapes import (
-    Shapes,
-    default_search,
-    length_bucket,
-    shapes_of,
-    tree_sizes,
-)
+from dart_jax.engine.shapes import Shapes, default_search, length_bucket, shapes_of, tree_sizes
 from dart_jax.engine.texts import TextTrust
 from dart_jax.engine.tree_size import TreeSizes, learned_sizes
 from dart_jax.errors import UserError
@@ -46,6 +40,7 @@ from dart_jax.loading import (
     load_drafter_here,
     load_target_here,
     parts_in_words,
+    renamed,
     warn_of_unused,
     with_window,
 )
@@ -127,6 +122,7 @@ class DartModel:
         )
 
     @classmethod
+    @renamed(weights_dtype="weights", kv_dtype="kv")
     def from_pretrained(
         cls,
         target: PathLike,
@@ -135,8 +131,8 @@ class DartModel:
         *,
         dtype: DTypeLike = "auto",
         attention: AttentionChoice = "auto",
-        weights_dtype: WeightsDtype = "stored",
-        kv_dtype: CacheDtype = "auto",
+        weights: WeightsDtype = "stored",
+        kv: CacheDtype = "auto",
         search: SearchWay = "auto",
         ngram_device_memory: int = DEFAULT_MEMORY,
         mesh: str | None = None,
@@ -163,11 +159,11 @@ class DartModel:
           attention: what computes attention to the cache: "native", the C++ core, for CPUs,
             "triton", a kernel for NVIDIA GPUs from the A100 on, "mosaic", one for TPUs, or "dense",
             plain JAX; "auto" is the platform's best.
-          weights_dtype: "stored" keeps the files' dtypes, on one CPU with the C++ core also in
+          weights: "stored" keeps the files' dtypes, on one CPU with the C++ core also in
             blocks of 4 to 8 bits; "float" dequantises them; "int8" rounds the linear layers' to 8
             bits: there in blocks of 32, and their inputs too; elsewhere with a scale for each
             output, and also the weights of a mixture's experts.
-          kv_dtype: of cached keys and values; "auto" is `dtype`, or bfloat16 with weights in
+          kv: dtype of cached keys and values; "auto" is `dtype`, or bfloat16 with weights in
             blocks. On CPUs "bfloat16" also rounds queries and softmax weights.
           search: what searches draft trees: "host", C++ on the host; "device", JAX, with the n-gram
             model in the device's memory, with a DART drafter; "auto" is the platform's best.
@@ -186,7 +182,7 @@ class DartModel:
         """
         enable_compilation_cache()
         kind = resolve_dtype(dtype)
-        execution = Execution.here(attention, weights_dtype, kv_dtype, kind)
+        execution = Execution.here(attention, weights, kv, kind)
         if mesh is not None:
             execution = execution.on(MeshShape.parse(mesh).make())
         check_way(search, ngram_device_memory)

@@ -2,7 +2,7 @@
 
     dart-jax compare before.json after.json
 
-Of `eval.speedup`, a rate has changed if both reports have at least three repeats, and the gap
+Of `speedup`, a rate has changed if both reports have at least three repeats, and the gap
 between the reports' repeats is larger than the spread within either. Tau and the share of identical
 outputs are deterministic, so any difference counts, unless they are of other trees, or of trees
 whose size changes with the time of a step. Of other programs, the first numbers of all cells that

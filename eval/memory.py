@@ -1,10 +1,10 @@
 """Memory that decoding needs, per model, as a table in Markdown; and what fits a device.
 
-    python -m eval.memory
-    python -m eval.memory --device t4
-    python -m eval.memory --shape qwen3-8b --length 32768 --batch-size 4
-    python -m eval.memory --shape llama-3-70b --weights int8
-    python -m eval.memory --target Qwen/Qwen3-1.7B --drafter fvliang/qwen1.7b-dart
+    dart-jax memory
+    dart-jax memory --device t4
+    dart-jax memory --shape qwen3-8b --length 32768 --batch-size 4
+    dart-jax memory --shape llama-3-70b --weights int8
+    dart-jax memory --target Qwen/Qwen3-1.7B --drafter fvliang/qwen1.7b-dart
 
 Reads only shapes: nothing is allocated, and of a target and drafter only `config.json` is needed.
 """
@@ -75,7 +75,7 @@ class MemoryConfig:
     """Nodes of the draft tree, besides the root."""
 
     def __post_init__(self) -> None:
-        from dart_jax.decoding.tree import MAX_NODES
+        from dart_jax.decoding.options import MAX_NODES
         from dart_jax.models.platform.execution import check_cache
 
         check_least(self, length=1, batch_size=1)

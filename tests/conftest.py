@@ -19,7 +19,7 @@ from decoding import Generation, Options, Prompts, generate_stepwise
 from hypothesis import settings
 from tiny_configs import block_drafter
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
 from dart_jax.model import DEMO, DartModel

@@ -76,6 +76,12 @@ def test_every_turn_sees_the_ones_before(model):
     assert "/reset begins anew" in notices
 
 
+def test_a_command_that_does_not_exist_lists_those_that_do(model):
+    (only,), notices, _ = conversation(model, "/help", "/usr/bin?", "/quit")
+    assert only == model.generate(said("/usr/bin?"), SHORT).text
+    assert notices.count("/reset begins anew, /exit or Ctrl-D ends") == 3
+
+
 def test_an_answer_can_be_stopped(model):
     config = GenerationConfig(max_new_tokens=20)
     (first, second), notices, _ = conversation(model, "heap?", "list?", config=config, stopped=[0])

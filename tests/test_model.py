@@ -46,6 +46,17 @@ def test_weights_have_the_requested_dtype(tiny, dtype):
     assert [*drafted.tokens] == [*plain.tokens]
 
 
+def test_former_names_of_arguments(tiny):
+    now = DartModel.from_pretrained(tiny.target, weights="int8", kv="float32", dtype="float32")
+    before = DartModel.from_pretrained(
+        tiny.target, weights_dtype="int8", kv_dtype="float32", dtype="float32"
+    )
+    default = DartModel.from_pretrained(tiny.target, dtype="float32")
+    assert before.execution == now.execution != default.execution
+    with pytest.raises(UserError, match="kv_dtype is the former name of kv; pass one of them"):
+        DartModel.from_pretrained(tiny.target, kv="float32", kv_dtype="float32")
+
+
 def test_parts_can_be_left_out(tiny):
     model = DartModel.from_pretrained(tiny.target)
     assert (model.drafter, model.ngram, set(model.params)) == (None, None, {"target"})

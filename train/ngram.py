@@ -3,7 +3,7 @@
     dart-jax ngram count --data 'corpus/**/*.jsonl.gz' --tokenizer path/to/target --out model.dng
     dart-jax ngram info model.dng
 
-Data: .jsonl, .ndjson, .json and .parquet files of the records that `train.drafter` reads, and plain
+Data: .jsonl, .ndjson, .json and .parquet files of the records that `train-drafter` reads, and plain
 text, one document per file; optionally compressed (.gz, .bz2, .xz or .zst). To resume a killed
 run, run the same command again. The result does not depend on workers, memory or interruptions.
 """

@@ -1,6 +1,6 @@
 """Serve a chat in the browser that shows how drafting works: coloured tokens, and draft trees.
 
-    python -m dart_jax.app
+    dart-jax app
 
 Without --model or --target it uses SmolLM2 where that is or can be fetched, otherwise the demo
 model, which continues Python code. Only this machine can open the page, unless --listen is given.

@@ -5,49 +5,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from dart_jax.decoding.options import LogitsConfig, LogitsProcessor
 from dart_jax.decoding.sampling import SamplingValues, divided, per_row, scale_and_filter
 from dart_jax.decoding.tree import DraftTree
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary
 from dart_jax.errors import UserError
-
-# (tokens int32 [S], logits float32 [V], length int32 scalar) -> float32 [V], a pure JAX function:
-# the logits of the token that follows the first `length` tokens. Later tokens are -1, which would
-# index the last token: `jnp.where(tokens < 0, V, tokens)` with `mode="drop"` leaves them out.
-LogitsProcessor = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class LogitsConfig:
-    """Processors of the target's logits, and reports about them; compiled in.
-
-    Attributes:
-      processors: applied in turn, after the repetition penalty and before the temperature.
-      logprobs: number of most likely tokens reported with the log-probability of each emitted
-        token, if any.
-      scores: whether the scores of the whole vocabulary are reported.
-    """
-
-    processors: tuple[LogitsProcessor, ...] = ()
-    logprobs: int | None = None
-    scores: bool = False
-
-    @property
-    def whole(self) -> bool:
-        """True if something needs the logits of the whole vocabulary at once."""
-        return self.scores or bool(self.processors)
-
-    @property
-    def reported(self) -> bool:
-        """True if anything is reported about the logits."""
-        return self.logprobs is not None or self.scores
 
 
 class TokenScores(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import NamedTuple
 
@@ -12,69 +11,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from dart_jax.decoding.vocabulary import WHOLE, Vocabulary, first_of
-from dart_jax.errors import UserError
 from dart_jax.models.cpu import available, or_nothing, used_rows
 
 # Up to this top-k the largest logits are sorted, for any k: one program serves all.
 MOST_SORTED = 128
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-    """Options by which a token is drawn from the target's logits.
-
-    Applied in this order, with the definitions of `transformers`: repetition penalty, temperature,
-    top-k, top-p, min-p. (The DART reference applies top-p before top-k and has no min-p.) Tokens
-    tied with the last one kept are also kept.
-
-    Attributes:
-      temperature: divides the logits; 0 decodes greedily.
-      top_k: keep the k most likely tokens; 0 keeps all.
-      top_p: keep the smallest set of most likely tokens whose probability reaches p.
-      min_p: keep tokens at least this fraction as likely as the most likely one.
-      repetition_penalty: above 1, tokens already in the prompt or the text become less likely:
-        their positive logits are divided by it, their negative ones multiplied.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-
-    def __post_init__(self) -> None:
-        # Beyond these limits numbers of the programs, in float32, are infinite.
-        if not 0 <= self.temperature <= 1e30:
-            raise UserError(f"temperature must be between 0 and 1e30, got {self.temperature}")
-        if not 0 <= self.top_k < 2**31:
-            raise UserError(f"top_k must be 0 (off) or in 1..{2**31 - 1}, got {self.top_k}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p must be between 0 and 1, got {self.min_p}")
-        if not 1e-6 <= self.repetition_penalty <= 1e6:
-            raise UserError(
-                f"repetition_penalty must be between 1e-6 and 1e6, got {self.repetition_penalty}"
-            )
-
-    def values(self) -> SamplingValues:
-        """Returns the arguments of a compiled program."""
-
-        def unless(off: float, value: float) -> jax.Array | None:
-            return None if value == off else jnp.float32(value)
-
-        penalty = unless(1, self.repetition_penalty)
-        if self.temperature == 0:
-            return SamplingValues(repetition_penalty=penalty)
-        # Smaller ones would be flushed to 0; these already draw the most likely token.
-        temperature = max(self.temperature, float(jnp.finfo(jnp.float32).tiny))
-        return SamplingValues(
-            temperature=jnp.float32(temperature),
-            top_k=None if self.top_k == 0 else jnp.int32(self.top_k),
-            top_p=unless(1, self.top_p),
-            min_p=unless(0, self.min_p),
-            repetition_penalty=penalty,
-        )
 
 
 class SamplingValues(NamedTuple):

@@ -13,7 +13,8 @@ from dart_jax.decoding.drafting import AnyDrafter, DraftingMethod, drafting_meth
 from dart_jax.decoding.drafting.eagle3 import Eagle3Tree
 from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.host_buffer import HostBuffer
-from dart_jax.decoding.logits import LogitsConfig, TokenScores
+from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.options import LogitsConfig
 from dart_jax.decoding.sampling import Noise, SamplingValues
 from dart_jax.models.cache import Cache
 from dart_jax.models.config import TargetConfig

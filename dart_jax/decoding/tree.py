@@ -24,11 +24,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Nodes of the largest draft tree: the memory of a verification grows with their square, and far
-# smaller trees already contain every likely continuation.
-MAX_NODES = 512
-
-
 # Numbers of each node in a packed tree: token, parent, depth, and the bits of its score.
 TREE_ROWS = 4
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from dart_jax.decoding.tree import MAX_NODES
-from dart_jax.engine.request import SAMPLING_MODES, SamplingMode
+from dart_jax.decoding.options import MAX_NODES
 from dart_jax.errors import UserError
+
+if TYPE_CHECKING:
+    from dart_jax.engine.request import SamplingMode
 
 # Sampling modes that are compiled in advance.
 Warmup = Literal["greedy", "filtered", "all", "none"]
@@ -40,8 +42,9 @@ class EngineConfig:
     tree_nodes: int | None = None
     """Nodes of the draft tree, besides the root; 0 for plain decoding. By default as many as pay at
     the present load, down to plain decoding."""
-    prefix_cache: bool = True
-    """Keep the keys and values of past texts for requests that begin with the same tokens."""
+    no_prefix_cache: bool = False
+    """Do not keep the keys and values of past texts for requests that begin with the same
+    tokens."""
     warmup: Warmup = "all"
     """Programs that are compiled in advance: for greedy decoding only; for sampling with filters,
     too; or for all options. The others are compiled while a request waits for them."""
@@ -66,5 +69,7 @@ class EngineConfig:
     @property
     def modes(self) -> tuple[SamplingMode, ...]:
         """Sampling modes that are compiled before the first request."""
+        from dart_jax.engine.request import SAMPLING_MODES
+
         count = {"none": 0, "greedy": 1, "filtered": 3, "all": 4}[self.warmup]
         return SAMPLING_MODES[:count]

@@ -83,7 +83,7 @@ class Engine:
           text_trust: says how far to trust what texts draft, by default without knowledge.
           grammars: of the target; needed for requests with a grammar or `min_new_tokens`.
         """
-        shapes, reuse = runner.shapes, options.prefix_cache and not options.offline
+        shapes, reuse = runner.shapes, not (options.no_prefix_cache or options.offline)
         pools = [PagePool(runner.pages, shapes.page, reuse=reuse) for _ in range(shapes.groups)]
         slots = shapes.slots // shapes.groups
         self.runner = runner

@@ -13,13 +13,13 @@ from dart_jax import _core
 from dart_jax.decoding.drafting.text import LONGEST
 from dart_jax.decoding.host_buffer import HostBuffer
 from dart_jax.decoding.logits import TokenScores
+from dart_jax.decoding.options import MAX_NODES, Sampling
 from dart_jax.decoding.paying import Lessons, Paying
 from dart_jax.decoding.reading import ChunkShape
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.decoding.tree import MAX_NODES, TREE_ROWS
+from dart_jax.decoding.tree import TREE_ROWS
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.fitting import ANYTHING, Fitter, fits_in_programs
 from dart_jax.engine.pools import Pools, copy_page, count_pages, empty_pools

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dart_jax.decoding.logits import TokenScores
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.errors import UserError
 from dart_jax.text.thoughts import ThoughtMarks
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from dart_jax.decoding.compilation import CompileTime, measure_compilation
 from dart_jax.decoding.drafting import AnyDrafter
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.engine import Engine
 from dart_jax.engine.request import Output, Request, SamplingMode
@@ -397,7 +397,7 @@ def compile_programs(
     ]
     works += [partial(burst, each, one, narrow, size) for each in first]
     works += [partial(runner.compile_beginning, mode)]
-    works += [partial(runner.copy, 0, 0)] * config.prefix_cache
+    works += [partial(runner.copy, 0, 0)] * (not config.no_prefix_cache)
     enough = len(works)
     starts = (0, *(n * shapes.page for n in shapes.widths)) if shapes.bounded else (0,)
     reads = [*product(shapes.chunks, starts)]
@@ -416,4 +416,5 @@ def compile_programs(
         works.append(partial(read, *read_, drafted, scored=True))
     for done, work in enumerate(works, 1):
         work()
-        yield f"compiled {done} of {len(works)} programs", done >= enough
+        of = f"the {enough} programs needed first" if done <= enough else f"{len(works)} programs"
+        yield f"compiled {done} of {of}", done >= enough

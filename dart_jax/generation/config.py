@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
 
 import numpy as np
 import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
-from dart_jax.decoding.logits import LogitsConfig, LogitsProcessor
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import LogitsConfig, LogitsProcessor, Sampling
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.generation import transformers_options
 from dart_jax.grammar.outputs import StructuredOutputs
 
@@ -25,6 +24,15 @@ _INTEGERS = ("max_new_tokens", "max_length", "top_k", "seed", "logprobs", "tree_
 _NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty")
 _FLAGS = ("do_sample", "output_scores", "use_ngram")
 _OPTIONAL = ("max_length", "do_sample", "temperature", "logprobs", "tree_nodes")
+
+# How a command line says stop strings.
+_STRINGS = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[STR [STR ...]]",
+    instance_from_str=tuple,
+    is_instance=lambda given: isinstance(given, tuple),
+    str_from_instance=list,
+)
 
 # The largest number that fits the programs' int32.
 _LARGEST = 2**31 - 1
@@ -84,7 +92,8 @@ class GenerationConfig:
     """Seed of sampling; the same seed gives the same text, drafted or not."""
     stop: Annotated[
         Sequence[str | int] | str | int,
-        tyro.conf.arg(constructor=tuple[str, ...], help="Stop strings; the text ends before them."),
+        tyro.conf.arg(help="Stop strings; the text ends before them."),
+        _STRINGS,
     ] = ()
     """Stop strings (the text ends before them) and stop token ids, in addition to the target's
     own; or a single one."""
@@ -242,7 +251,4 @@ def _unknown(unknown: Sequence[str], names: Sequence[str]) -> str:
     name = unknown[0]
     if name in transformers_options.NAMES:
         return f"{name} is not supported; the options are {', '.join(names)}"
-    near = difflib.get_close_matches(name, names, n=1)
-    if near:
-        return f"unknown option {name}; did you mean {near[0]}?"
-    return f"unknown option {', '.join(unknown)}; the options are {', '.join(names)}"
+    return f"unknown option {name}; {meant(name, names, 'the options are ' + ', '.join(names))}"

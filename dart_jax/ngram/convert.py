@@ -20,11 +20,11 @@ from dart_jax.text.tokenizer import Tokenizer
 
 @dataclasses.dataclass(frozen=True)
 class ConvertConfig:
-    """Convert a trie of the reference (small.trie, full.trie) to an n-gram file; or make an n-gram
-    file smaller, by dropping rare n-grams and rounding counts."""
+    """Convert a trie of the reference, or make a file smaller."""
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """Trie, or n-gram file."""
+    """Trie of the reference (small.trie, full.trie); or an n-gram file, of which a smaller one is
+    made, without rare n-grams and with rounded counts."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """N-gram file to write. While a trie is converted, temporary files of up to one and a half
     times its size are next to it."""

@@ -29,6 +29,7 @@ from typing import Any, NoReturn
 import tyro
 
 from dart_jax.errors import InputWarning, UserError
+from dart_jax.programs.options import OPTIONS, Wrapped
 
 RESUMABLE = "run the same command again to continue"
 
@@ -124,7 +125,9 @@ def parse(kind: Any, args: Sequence[str] | None, description: str | None, **opti
     """
     # Off is written by leaving an option out, not as `None`; a switch has one name.
     config = (tyro.conf.DisallowNone, tyro.conf.FlagCreatePairsOff)
-    options = {"prog": command(), "description": description, "config": config} | options
+    if description is not None:
+        options["description"] = Wrapped(description)
+    options = {"prog": command(), "config": config, "registry": OPTIONS} | options
     return tyro.cli(kind, args=args, **options)
 
 

@@ -24,7 +24,7 @@ class FetchConfig:
 
     name: Annotated[str, tyro.conf.Positional] = "smollm2"
     """smollm2: SmolLM2-135M-Instruct, which writes English and Python (93 MB, Apache-2.0);
-    sharegpt: conversations, for `train.recipes.smollm2` (27 MB)."""
+    sharegpt: conversations, to train on (27 MB)."""
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from dart_jax.decoding.search.config import SearchWay
 from dart_jax.errors import UserError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True)
 class ModelChoice:
     """The model to use: one that has a name, with all its parts, or a target with those given."""
+
+    GROUP: ClassVar[str] = "loading"
 
     model: Literal["auto", "smollm2", "demo"] = "auto"
     """smollm2: SmolLM2-135M-Instruct, which answers questions; fetched once, 93 MB. demo: a small
@@ -148,8 +150,8 @@ class ModelChoice:
             self.ngram_model,
             dtype=self.dtype,
             attention=self.attention,
-            weights_dtype=self.weights,
-            kv_dtype=self.kv,
+            weights=self.weights,
+            kv=self.kv,
             search=self.search,
             ngram_device_memory=memory,
             mesh=self.mesh,

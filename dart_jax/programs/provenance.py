@@ -41,9 +41,18 @@ def environment() -> dict[str, str]:
     }
 
 
+def environment_in_words() -> str:
+    """Returns the same in a line, which says once what a CPU is called."""
+    facts = environment()
+    if jax.default_backend() == "cpu":
+        del facts["device"]
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
+
+
 def write_report(config: Any, title: str, tables: Iterable[Table], **content: Any) -> None:
     """Writes a program's report to the file of its option --json, if it was given; it has the same
-    beginning for all programs.
+    beginning for all programs. They write it after each setting, with those before it: what was
+    measured outlasts an interruption.
 
     Args:
       config: the program's options, a dataclass.

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import MARKDOWN, SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -38,6 +39,12 @@ def narrow(*args: Any) -> Table:
     for column in grid.columns:
         column.no_wrap = True
     return grid
+
+
+def show(console: Console, *grids: Table) -> None:
+    """Prints tables, each after an empty line: a caption and the next title would look like one."""
+    for grid in grids:
+        console.print("", grid, sep="\n")
 
 
 def contents(grid: Table) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Serve a model to OpenAI's clients, many requests at once.
 
-    python -m dart_jax.serve
-    python -m dart_jax.serve --replicas 2
+    dart-jax serve
+    dart-jax serve --replicas 2
 
 Without --model or --target it serves SmolLM2 where that is or can be fetched, otherwise the demo
 model, which continues Python code. Only this machine can ask, unless --host says otherwise.
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from dart_jax.decoding.sampling import Sampling
-from dart_jax.engine.thread import AnyEngine
+from dart_jax.decoding.options import Sampling
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import parse, program
 from dart_jax.programs.model_choice import ModelChoice
 from dart_jax.serve.config import ServeConfig
 
 if TYPE_CHECKING:
+    from dart_jax.engine.thread import AnyEngine
     from dart_jax.serve.process import Server
 
 # Lines of the log that wait to be written; further ones are lost.
@@ -126,7 +126,7 @@ def main(args: Sequence[str] | None = None) -> None:
         config = parse(ServeConfig, args, __doc__)
         # Ends at once while the model is loaded, even as the first process of a container.
         signal.signal(signal.SIGTERM, lambda *_: os._exit(128 + signal.SIGTERM))
-        with log_to_stderr(config.log_requests):
+        with log_to_stderr(not config.no_log_requests):
             server, opened = start(config, Console(stderr=True, highlight=False, soft_wrap=True))
             try:
                 server.run([opened])

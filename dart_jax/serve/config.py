@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.errors import UserError
 from dart_jax.grammar.limits import GrammarLimits
@@ -50,9 +50,9 @@ class ServeConfig(ModelChoice):
     """Seconds of a core in which it must be compiled."""
     drain: float = 30.0
     """Seconds that running answers have to finish after SIGTERM or Ctrl-C."""
-    log_requests: bool = True
-    """Log a line for every request, one for every answer of the model, and one every ten seconds
-    while texts are generated."""
+    no_log_requests: bool = False
+    """Do not log a line for every request, one for every answer of the model, and one every ten
+    seconds while texts are generated."""
     metrics_names: Literal["dart", "vllm"] = "dart"
     """Beginning of the names of metrics; vllm is for tools that look for vLLM's."""
     serving: tyro.conf.OmitArgPrefixes[EngineConfig] = EngineConfig()

@@ -51,7 +51,7 @@ def read_target_config(directory: Path) -> TargetConfig:
                 raise UserError(
                     f"config.json has {name}={method!r}, and quantised weights are read from GGUF "
                     "files only; pass one of this model, or the unquantised checkpoint "
-                    "(weights_dtype='int8' rounds it when it is loaded), or remove the field if "
+                    "(weights='int8' rounds it when it is loaded), or remove the field if "
                     "the files hold floats"
                 )
     for note in json.get(NOTES) or ():

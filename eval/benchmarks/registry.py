@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dart_jax.data.records import COMPRESSIONS, HUB, Record, find_files, is_text, records
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks import made
 from eval.benchmarks.copying import editing, of_category, second_turn
@@ -173,7 +173,8 @@ def find(name: str) -> Benchmark:
         return _NAMED[name]
     path = Path(name).expanduser()
     if not path.is_file():
-        raise UserError(f"no benchmark or file {name!r}; {_CHOICE}")
+        near = meant(name, (*_NAMED, *_GROUPS, DEMO), _CHOICE)
+        raise UserError(f"no benchmark or file {name!r}; {near}")
     if is_text(path):
         raise UserError(f"{name} holds no records; pass a .jsonl, .json or .parquet file")
     stem = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path

@@ -1,9 +1,9 @@
 """Compile the programs of decoding for a GPU or TPU that is not there, and show what they would do.
 
-    python -m eval.compile
-    python -m eval.compile --device v6e --method dart --program step
-    python -m eval.compile --shape tiny --program step loop --check
-    python -m eval.compile --shape llama-3.1-70b --mesh data=1,model=8 --layers 8 --check
+    dart-jax compile
+    dart-jax compile --device v6e --method dart --program step
+    dart-jax compile --shape tiny --program step loop --check
+    dart-jax compile --shape llama-3.1-70b --mesh data=1,model=8 --layers 8 --check
 
 Nothing is allocated or run: XLA is told what the device is like. Without the device it cannot time
 the ways to compute a matrix product and chooses by its own model of costs; what is fused, copied,

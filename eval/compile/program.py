@@ -16,7 +16,7 @@ from rich.table import Table
 from dart_jax.models.sharding.mesh import MeshShape
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
-from dart_jax.programs.tables import narrow
+from dart_jax.programs.tables import narrow, show
 from dart_jax.progress import stage
 from eval.compile.cases import Case, lower
 from eval.compile.config import CompileConfig, Program
@@ -70,13 +70,15 @@ def programs(config: CompileConfig) -> list[tuple[Case, Program]]:
 
 
 def run(config: CompileConfig, console: Console) -> list[Result]:
-    """Compiles, prints and writes the report; raises UserError if that cannot be written, or the
-    device's compiler is not installed."""
+    """Compiles, prints and writes the report, anew after each program; raises UserError if that
+    cannot be written, or the device's compiler is not installed."""
     check_outputs(config.json)
     shape, accelerator = MeshShape.parse(config.mesh), ACCELERATORS[config.device]
     devices = compile_only(config.device, shape.data * shape.model)
     mesh = shape.make(devices) if shape.data * shape.model > 1 else None
-    results = []
+    where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
+    results: list[Result] = []
+    output: list[Table] = []
     for alone, name in programs(config):
         case = alone.on(mesh)
         title = f"{case.shape}, {case.method}, {name}"
@@ -87,21 +89,19 @@ def run(config: CompileConfig, console: Console) -> list[Result]:
             compiled = compile_lowered(lowered, accelerator, Path(dump))
             findings = inspect(compiled, time.perf_counter() - began, Path(dump))
         results.append(Result(case, name, findings))
+        output = list(tables(results, accelerator, where))
+        content = [
+            {
+                **dataclasses.asdict(x.case.on(None)),
+                "program": x.program,
+                **dataclasses.asdict(x.findings),
+                **_computed(x, accelerator),
+            }
+            for x in results
+        ]
+        write_report(config, f"Programs compiled for {where}", output, programs=content)
         jax.clear_caches()
-    where = f"{config.mesh}, {accelerator.title}" if mesh is not None else accelerator.title
-    output = list(tables(results, accelerator, where))
-    console.print(*output)
-    title = f"Programs compiled for {where}"
-    content = [
-        {
-            **dataclasses.asdict(x.case.on(None)),
-            "program": x.program,
-            **dataclasses.asdict(x.findings),
-            **_computed(x, accelerator),
-        }
-        for x in results
-    ]
-    write_report(config, title, output, programs=content)
+    show(console, *output)
     return results
 
 

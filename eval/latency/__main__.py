@@ -1,7 +1,7 @@
 """Time a decode step and its search, and compare them with the device's limit.
 
-    python -m eval.latency
-    python -m eval.latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
+    dart-jax latency
+    dart-jax latency --shape qwen3-8b --context 1024 --tree-nodes 16 60
 
 Uses random weights in real shapes, so nothing is downloaded. Without arguments it measures the
 demo's shape on a CPU, otherwise that of Qwen3-8B.

@@ -15,8 +15,8 @@ from dart_jax.decoding.state import DecodeConfig
 from dart_jax.errors import UserError
 from dart_jax.models.platform.execution import Execution
 from dart_jax.programs.outputs import check_outputs
-from dart_jax.programs.provenance import environment, write_report
-from dart_jax.programs.tables import narrow
+from dart_jax.programs.provenance import environment_in_words, write_report
+from dart_jax.programs.tables import narrow, show
 from dart_jax.progress import stage
 from dart_jax.weights.checkpoint import resolve_dtype
 from dart_jax.weights.user_cache import enable_compilation_cache
@@ -87,15 +87,15 @@ def filled(config: LatencyConfig) -> LatencyConfig:
 
 
 def run(config: LatencyConfig, console: Console) -> list[Case]:
-    """Measures, prints and writes the report; raises UserError if that cannot be written, or a case
-    does not fit into the device's memory."""
+    """Measures, prints and writes the report, anew after each case; raises UserError if that cannot
+    be written, or a case does not fit into the device's memory."""
     check_outputs(config.json)
     enable_compilation_cache()
     config = filled(config)
     dtype = resolve_dtype(config.dtype)
     cases: list[Case] = []
     output: list[Table] = []
-    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    console.print(environment_in_words())
     with stage("measuring the device's limits", console):
         limits = steps.limits(dtype)
     for name in config.shape:
@@ -119,10 +119,10 @@ def run(config: LatencyConfig, console: Console) -> list[Case]:
                 rows = measure_steps(model, batch, context, config.tree_nodes, config.repeats)
                 cases.append(Case(name, batch, context, list(rows)))
             output.append(cases[-1].table(limits))
-            console.print(output[-1])
+            show(console, output[-1])
+            content = [case.as_json(limits) for case in cases]
+            title = f"Steps: {', '.join(config.shape)}"
+            write_report(config, title, output, hardware=limits._asdict(), cases=content)
             jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         del model
-    content = [case.as_json(limits) for case in cases]
-    title = f"Steps: {', '.join(config.shape)}"
-    write_report(config, title, output, hardware=limits._asdict(), cases=content)
     return cases

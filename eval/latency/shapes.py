@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from dart_jax.decoding.search.config import SearchWay
 from dart_jax.decoding.state import DecodeConfig, DecodeParams
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.loading import check_room
 from dart_jax.model import DEMO, DartModel
 from dart_jax.models.config import MoEConfig, TargetConfig
@@ -105,7 +105,8 @@ def target_of(name: str) -> TargetConfig:
     if name == "demo":
         return read_target_config(DEMO / "target")
     if name not in _SHAPES:
-        raise UserError(f"no shape {name!r}; pass one of {', '.join(NAMES)}")
+        cure = meant(name, NAMES, f"pass one of {', '.join(NAMES)}")
+        raise UserError(f"no shape {name!r}; {cure}")
     return _SHAPES[name]
 
 

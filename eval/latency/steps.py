@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from dart_jax.decoding.host_buffer import CONTEXT
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.reading import caches_without_rows
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.choice import make_search
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState

@@ -1,7 +1,7 @@
 """Check that drafting leaves the target's output unchanged, token for token and in distribution.
 
-    python -m eval.lossless
-    python -m eval.lossless --method all
+    dart-jax lossless
+    dart-jax lossless --method all
 
 Decodes the same prompts with and without drafts, with the same seeds, in every combination of
 temperature, filters, batch size and tree size. The first difference of two outputs is

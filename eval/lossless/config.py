@@ -11,7 +11,7 @@ from dart_jax.programs.command_line import check_least, check_some
 from eval.methods.choice import MethodChoice
 
 if TYPE_CHECKING:
-    from dart_jax.decoding.sampling import Sampling
+    from dart_jax.decoding.options import Sampling
 
 # Tokens of a prompt, the first of a function's, so that few programs are compiled.
 TEXT_TOKENS = 32
@@ -63,7 +63,7 @@ class LosslessConfig(MethodChoice):
     @property
     def samplings(self) -> tuple[Sampling, ...]:
         """The sampling parameters: every temperature without and with filters."""
-        from dart_jax.decoding.sampling import Sampling
+        from dart_jax.decoding.options import Sampling
 
         penalty = self.repetition_penalty
         samplings = []

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 import numpy as np
 from jax.scipy.stats import chi2 as chi2_distribution
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from eval.lossless.divergence import Prober
 from eval.lossless.literal_sampling import edge, scale, scale_rounding, softmax
 from eval.methods.decoding import Generation

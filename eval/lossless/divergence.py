@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling, gumbel_noise, row_keys
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import gumbel_noise, row_keys
 from dart_jax.model import DartModel
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.kernels.choices import CacheDtype

@@ -10,7 +10,7 @@ from bisect import bisect_left
 
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 
 
 def scale(logits: np.ndarray, sampling: Sampling, context: np.ndarray) -> np.ndarray:

@@ -13,13 +13,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.paying import Paying
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.request import SamplingMode
 from dart_jax.engine.tree_size import PAUSES, State, TreeSizes
 from dart_jax.programs.outputs import check_outputs
-from dart_jax.programs.provenance import environment, write_report
-from dart_jax.programs.tables import table
+from dart_jax.programs.provenance import environment_in_words, write_report
+from dart_jax.programs.tables import show, table
 from dart_jax.progress import tracked
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import demo_prompts
@@ -41,23 +41,43 @@ _SHOWN = 20  # divergences at most; all are in the JSON
 
 
 def run(config: LosslessConfig, console: Console) -> bool:
-    """Checks, prints and writes the report; returns whether nothing differs beyond rounding."""
+    """Checks, prints and writes the report, anew after each setting; returns whether nothing
+    differs beyond rounding."""
     check_outputs(config.json)
     lossless = Lossless(config, console)
-    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    console.print(environment_in_words())
     for reason in lossless.left_out:
         console.print(f"left out: {reason}", markup=False)
-    outcomes = list(lossless.compare())
-    output = [
-        _equality(name, [each for each in outcomes if each.case.method == name])
-        for name in lossless.methods
-    ]
+    outcomes: list[Outcome] = []
+    for outcome in lossless.compare():
+        outcomes.append(outcome)
+        _report(lossless, outcomes, {})
+    show(console, *_tables(lossless, outcomes, {}))
+    if fits := lossless.fit():
+        show(console, _fits(fits))
+    passed, verdict = _report(lossless, outcomes, fits)
+    console.print(verdict, soft_wrap=True)
+    return passed
+
+
+def _tables(
+    lossless: Lossless, outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]
+) -> list[Table]:
+    """Returns the tables of what was checked so far."""
+    by_method = {name: [x for x in outcomes if x.case.method == name] for name in lossless.methods}
+    output = [_equality(name, some) for name, some in by_method.items() if some]
     if any(outcome.divergences for outcome in outcomes):
         output.append(_divergences(outcomes, lossless.tokenizer))
-    console.print(*output)
-    if fits := lossless.fit():
+    if fits:
         output.append(_fits(fits))
-        console.print(output[-1])
+    return output
+
+
+def _report(
+    lossless: Lossless, outcomes: Sequence[Outcome], fits: Mapping[Sampling, Fit]
+) -> tuple[bool, str]:
+    """Writes the report of what was checked so far; returns whether that passed, and a line that
+    says so."""
     passed, verdict = _verdict(outcomes, fits)
     settings = [
         dataclasses.asdict(each.case) | dataclasses.asdict(each) | {"tau": each.tau}
@@ -68,10 +88,10 @@ def run(config: LosslessConfig, console: Console) -> bool:
         for how, fit in fits.items()
     ]
     content = {"lossless": passed, "settings": settings, "distribution": tests}
+    config, output = lossless.config, _tables(lossless, outcomes, fits)
     title = f"Drafted and plain texts of {config.title}"
     write_report(config, title, output, note=verdict, **content)
-    console.print(verdict, soft_wrap=True)
-    return passed
+    return passed, verdict
 
 
 def _equality(method: str, outcomes: Sequence[Outcome]) -> Table:

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.programs.model_choice import ModelChoice
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ class MethodChoice(ModelChoice):
         names = [name.strip() for name in method.split(",") if name.strip()]
         for name in names:
             if name not in (*NAMES, "all"):
-                raise UserError(f"no method {name!r}; pass all, or some of {', '.join(NAMES)}")
+                cure = meant(name, NAMES, f"pass all, or some of {', '.join(NAMES)}")
+                raise UserError(f"no method {name!r}; {cure}")
         expanded = (each for name in names for each in (NAMES if name == "all" else [name]))
         methods = dict.fromkeys((PLAIN, *expanded))
         if len(methods) == 1:

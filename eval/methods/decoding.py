@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.step import Acceptance
 from dart_jax.decoding.tree import DraftTree
 from dart_jax.engine.config import EngineConfig

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, get_args
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig, drafting_method
 from dart_jax.decoding.drafting.eagle3 import Eagle3Tree
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.shapes import default_search, default_tree, tree_sizes
 from dart_jax.errors import UserError

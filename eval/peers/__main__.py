@@ -1,9 +1,9 @@
 """Compare plain decoding and DART with other engines on this CPU, on the same weights.
 
     pip install 'dart-jax[peers]'
-    python -m eval.peers
-    python -m eval.peers --engine dart llama.cpp --new-tokens 64
-    python -m eval.peers --engine llama.cpp --target model-Q6_K.gguf --threads 1 2
+    dart-jax peers
+    dart-jax peers --engine dart llama.cpp --new-tokens 64
+    dart-jax peers --engine llama.cpp --target model-Q6_K.gguf --threads 1 2
 
 Every engine decodes the same prompts greedily, one at a time, in a process of its own, by turns.
 Those that are not installed are left out.

@@ -59,7 +59,7 @@ Loaded = tuple[str, Decode]
 
 def load_own(setup: Setup) -> Loaded:
     """Loads plain decoding or DART; raises UserError if there is no drafter."""
-    from dart_jax.decoding.sampling import Sampling
+    from dart_jax.decoding.options import Sampling
     from eval.methods.registry import decoder, tree
 
     if hasattr(os, "sched_setaffinity"):

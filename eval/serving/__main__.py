@@ -1,10 +1,10 @@
 """Compare a server's drafted with plain decoding as its clients see it.
 
-    python -m eval.serving
-    python -m eval.serving --clients 8 --serve-options="--slots 8"
-    python -m eval.serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
+    dart-jax serving
+    dart-jax serving --clients 8 --serve-options="--slots 8"
+    dart-jax serving --url http://127.0.0.1:8000 http://127.0.0.1:8001
 
-Starts `python -m dart_jax.serve` with and without drafting and asks both the same, in turn, or asks
+Starts `dart-jax serve` with and without drafting and asks both the same, in turn, or asks
 running servers.
 """
 
@@ -29,14 +29,13 @@ def run(config: ServingBenchConfig, console: Console) -> None:
     check_outputs(config.json)
     for package in ("httpx", "prometheus_client"):
         require(package, "serve", "eval.serving")
-    from dart_jax.programs.provenance import write_report
     from dart_jax.text.tokenizer import Tokenizer
     from dart_jax.weights import hub
     from eval.serving import comparison
 
     config = config.decided()
     path = hub.resolve(config.target_path, revision=config.revision, patterns=hub.TARGET)
-    write_report(config, **asyncio.run(comparison.run(config, Tokenizer.load(path), console)))
+    asyncio.run(comparison.run(config, Tokenizer.load(path), console))
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import contextlib
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from rich.console import Console
+from rich.table import Table
 
 from dart_jax.errors import UserError
-from dart_jax.programs.tables import narrow, spread
+from dart_jax.programs.provenance import write_report
+from dart_jax.programs.tables import narrow, show, spread
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from eval.serving.client import Answer, Body, Client
@@ -25,6 +27,7 @@ _CAPTION = (
     "in ms, medians of the requests. tau: tokens per verification. same: requests with the same "
     "text from both servers"
 )
+_COLUMNS = "clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"
 _REQUESTS = 32  # in a round
 
 
@@ -106,9 +109,10 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(numbers) if numbers else None
 
 
-async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> dict[str, Any]:
-    """Compares drafted with plain decoding, or the servers of --url, and prints the table; returns
-    a report. Raises UserError if a file is missing, or a server does not start or answer."""
+async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console) -> None:
+    """Compares drafted with plain decoding, or the servers of --url; prints the table, and writes
+    the report, anew after each number of clients. Raises UserError if a file is missing, or a
+    server does not start or answer."""
     request = bench_requests(config, tokenizer)
     plain = config.server_options("--tree-nodes", "0")
     options = {"drafted": config.server_options(), "plain": plain}
@@ -122,15 +126,20 @@ async def run(config: ServingBenchConfig, tokenizer: Tokenizer, console: Console
             servers = {name: Client(url, config.timeout) for name, url in urls.items()}
             for client in servers.values():
                 await stack.enter_async_context(client)
-            loads = await compare(config, servers, request, notify)
-    columns = ["clients", "server", "tok/s", "per token", "first", "tau", "ratio", "same"]
-    rows = [row for load in loads for row in load.rows()]
-    printed = narrow("Serving", columns, rows, _CAPTION)
-    console.print(printed)
+            loads: list[Load] = []
+            async for load in compare(config, servers, request, notify):
+                loads.append(load)
+                content = {"options": options, "loads": [each.as_json() for each in loads]}
+                title = f"A server of {config.title}"
+                write_report(config, title, [_table(loads)], **content)
+    show(console, _table(loads))
     for line in (line for load in loads for line in load.warnings()):
         console.print(line, highlight=False, soft_wrap=True)
-    content = {"options": options, "loads": [load.as_json() for load in loads]}
-    return {"title": f"A server of {config.title}", "tables": [printed], **content}
+
+
+def _table(loads: Iterable[Load]) -> Table:
+    rows = [row for load in loads for row in load.rows()]
+    return narrow("Serving", _COLUMNS, rows, _CAPTION)
 
 
 async def compare(
@@ -138,8 +147,8 @@ async def compare(
     servers: Mapping[str, Client],
     request: Callable[[int], Body],
     notify: Callable[[str], None],
-) -> list[Load]:
-    """Measures every number of clients, each after requests that are not reported.
+) -> AsyncIterator[Load]:
+    """Measures every number of clients, in turn, each after requests that are not reported.
 
     Every round has the next requests, by their numbers, and which server is first changes from
     round to round, so that a busy machine hurts all.
@@ -147,7 +156,7 @@ async def compare(
     Raises:
       UserError: a server answers no request of a warm-up.
     """
-    numbers, names, loads = itertools.count(), list(servers), []
+    numbers, names = itertools.count(), list(servers)
     for clients in config.clients:
         load = Load(clients, {name: [] for name in names})
         for turn in range(-1, config.rounds):
@@ -162,8 +171,7 @@ async def compare(
                 elif len(measurement.errors) == count:
                     error = measurement.errors[0]
                     raise UserError(f"the {name} server answers no request: {error}")
-        loads.append(load)
-    return loads
+        yield load
 
 
 async def _measure(client: Client, bodies: list[Body], clients: int) -> Round:

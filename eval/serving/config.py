@@ -9,7 +9,6 @@ from pathlib import Path
 from dart_jax.errors import UserError
 from dart_jax.programs.command_line import check_least, check_some
 from dart_jax.programs.model_choice import ModelChoice
-from eval.benchmarks.registry import DEMO, check_bench
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class ServingBenchConfig(ModelChoice):
     DART_API_KEY is sent as their key."""
     serve_options: str = ""
     """More options of the servers that are started: --serve-options="--slots 8 --queue 512"."""
-    bench: str = DEMO
+    bench: str = "demo"
     """Prompts: demo, functions of library modules; a benchmark, such as mt_bench, whose
     answers follow no schema here; or its file."""
     temperature: float = 0.0
@@ -44,6 +43,8 @@ class ServingBenchConfig(ModelChoice):
     """Write all measurements to this file."""
 
     def __post_init__(self) -> None:
+        from eval.benchmarks.registry import check_bench
+
         super().__post_init__()
         check_least(self, max_new_tokens=1, requests=1, rounds=1, clients=1, temperature=0)
         check_some(self, "clients")

@@ -1,7 +1,7 @@
 """Compare plain decoding with drafting methods: tokens per second, speed-up, tau, time by stage.
 
-    python -m eval.speedup
-    python -m eval.speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
+    dart-jax speedup
+    dart-jax speedup --method all --bench mt_bench,humaneval --data-dir benchmarks
 
 Without arguments it runs SmolLM2 on questions where that is or can be fetched; otherwise the demo
 model, on functions of Python library modules that it was not trained on.

@@ -14,7 +14,7 @@ from dart_jax.programs.command_line import check_least, check_some
 from eval.methods.choice import MethodChoice
 
 if TYPE_CHECKING:
-    from dart_jax.decoding.sampling import Sampling
+    from dart_jax.decoding.options import Sampling
     from dart_jax.model import DartModel
     from dart_jax.text.tokenizer import Tokenizer
 
@@ -71,7 +71,7 @@ class SpeedupConfig(MethodChoice):
     target predicts, and stop tokens are ignored. Measures speed independently of the drafter's
     quality; needs --tree-nodes."""
     shape: str | None = None
-    """Instead of --model, random weights in a shape of eval.latency, such as qwen3-8b, with the
+    """Instead of --model, random weights in a shape of latency, such as qwen3-8b, with the
     demo's tokenizer and no n-gram model. Needs --acceptance."""
     repeats: int = 3
     """Measured passes over all prompts, after one that compiles."""
@@ -175,6 +175,6 @@ class SpeedupConfig(MethodChoice):
     @property
     def samplings(self) -> list[Sampling]:
         """The sampling parameters, one per temperature; raises UserError if one is out of range."""
-        from dart_jax.decoding.sampling import Sampling
+        from dart_jax.decoding.options import Sampling
 
         return [Sampling(each, self.top_k, self.top_p) for each in self.temperature]

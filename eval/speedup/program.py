@@ -3,6 +3,7 @@ prints and writes the report."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -13,14 +14,15 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.data.stdlib import HELD_OUT, stdlib
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.engine.shapes import length_bucket
 from dart_jax.errors import UserError
 from dart_jax.grammar.outputs import StructuredOutputs
 from dart_jax.model import DartModel
 from dart_jax.models.networks.pure import dtype_of
 from dart_jax.programs.outputs import check_outputs
-from dart_jax.programs.provenance import environment, write_report
+from dart_jax.programs.provenance import environment_in_words, write_report
+from dart_jax.programs.tables import show
 from dart_jax.progress import progress_bars, stage
 from eval.benchmarks.prompts import (
     PROMPT_TOKENS,
@@ -40,33 +42,32 @@ from eval.speedup.tables import Setting, Workload
 
 
 def run(config: SpeedupConfig, console: Console) -> None:
-    """Measures, prints and writes the reports."""
+    """Measures, prints and writes the reports, anew after each setting."""
     check_outputs(config.json, drawing=config.plot)
     config = config.decided()
     speedup = Speedup(config, console)
-    console.print(", ".join(f"{k} {v}" for k, v in environment().items()))
+    console.print(environment_in_words())
     for reason in speedup.left_out:
         console.print(f"left out: {reason}", markup=False)
     settings: list[Setting] = []
     output: list[Table] = []
+    title = f"Speed of {config.shape or config.title} by method"
 
-    def show(table: Table) -> None:
-        console.print(table)
-        output.append(table)
+    def report(*made: Table) -> None:
+        show(console, *made)
+        output.extend(made)
+        content = [setting.as_json() for setting in settings]
+        write_report(config, title, output, dtype=speedup.dtype, settings=content)
+        if config.plot:
+            tables.write_figure(config.plot, settings)
 
     for workload, sampling, size in product(speedup.workloads, config.samplings, config.batch_size):
         setting = speedup.setting(workload, sampling, size)
         settings.append(setting)
-        show(tables.speedup_table(title_of(config, setting), setting.groups))
-        show(tables.time_table(setting.all))
+        table = tables.speedup_table(title_of(config, setting), setting.shown)
+        report(table, tables.time_table(setting.all))
     if len(settings) > 1:
-        for each in tables.overview_tables(settings):
-            show(each)
-    content = [setting.as_json() for setting in settings]
-    title = f"Speed of {config.shape or config.title} by method"
-    write_report(config, title, output, dtype=speedup.dtype, settings=content)
-    if config.plot:
-        tables.write_figure(config.plot, settings)
+        report(*tables.overview_tables(settings))
 
 
 def title_of(config: SpeedupConfig, setting: Setting) -> str:
@@ -172,14 +173,25 @@ class Speedup:
         }
         title = f"T = {sampling.temperature:g}, batch {batch_size}: {workload.title}"
         with progress_bars(self.console) as bar:
-            task = bar.add_task(title, total=len(batches) * (config.repeats + 1))
+            # How long it takes tells nothing of the passes after it.
+            task = bar.add_task(f"{title}: a first pass, which compiles", total=None)
+            runs_done = itertools.count(1)
+
+            def advance() -> None:
+                more = next(runs_done) - len(batches)
+                if more == 0:
+                    bar.reset(task, total=len(batches) * config.repeats)
+                    bar.update(task, description=title)
+                elif more > 0:
+                    bar.advance(task)
+
             runs = measure(
                 {name: self.decoder(name, trees[name], workload, sampling) for name in trees},
                 batches,
                 max_new_tokens=config.max_new_tokens,
                 repeats=config.repeats,
                 seed=config.seed,
-                advance=lambda: bar.advance(task),
+                advance=advance,
             )
         jax.clear_caches()  # compiled programs use memory mappings, whose number is limited
         groups = by_group(runs, list(trees))

@@ -7,7 +7,7 @@ import io
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich.table import Table
 
@@ -16,6 +16,9 @@ from dart_jax.programs.tables import spread, table
 from eval.benchmarks.prompts import Prompt
 from eval.methods.measure import Summary
 from eval.methods.registry import METHODS, PLAIN, Tree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class Workload(NamedTuple):
@@ -65,6 +68,11 @@ class Setting:
         return self.groups["all"]
 
     @property
+    def shown(self) -> dict[str, dict[str, Summary]]:
+        """The groups of a table or figure: one alone is all, under the benchmark's title."""
+        return {self.workload.title: self.all} if len(self.groups) <= 2 else self.groups
+
+    @property
     def kind(self) -> tuple[int | None, float, int]:
         """Properties that several benchmarks' settings share: context, temperature, batch size."""
         return self.workload.context, self.temperature, self.batch_size
@@ -95,10 +103,12 @@ STAGES = {"prefill": "prefill", "device": "draft+verify", "search": "search"}
 
 
 def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Table:
-    """Returns a row per prompt group and method; the last group pools all prompts."""
+    """Returns a row per prompt group and method; the last group pools all prompts. One group alone
+    is what `title` says."""
     rows: list[tuple[str, ...]] = []
+    several = len(groups) > 1
     for group, methods in groups.items():
-        rows.append((group, *[""] * 5))
+        rows += [(group, *[""] * 5)] * several
         for name, row in methods.items():
             speedup = spread(row.speedups, ".2f", "x")
             figures = f"{row.tau:.2f}", f"{row.identical}/{row.prompts}"
@@ -106,7 +116,7 @@ def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Ta
                 speedup, *figures = [""] * 3
             token = spread([1000 * each for each in row.token_seconds], ".2f")
             cells = spread(row.rates), speedup, token, *figures
-            rows.append((f"  {METHODS[name].title}", *cells))
+            rows.append(("  " * several + METHODS[name].title, *cells))
     caption = (
         "tok/s: median over repeats and half the spread, prefill included\n"
         "speed-up: ratio of the rates, likewise\n"
@@ -114,7 +124,8 @@ def speedup_table(title: str, groups: Mapping[str, Mapping[str, Summary]]) -> Ta
         "tau: tokens per verification, bonus included\n"
         "same: prompts whose output equals plain decoding's, token for token"
     )
-    return table(title, ("prompts", "tok/s", "speed-up", "ms/token", "tau", "same"), rows, caption)
+    first = "prompts" if several else "method"
+    return table(title, (first, "tok/s", "speed-up", "ms/token", "tau", "same"), rows, caption)
 
 
 def time_table(rows: Mapping[str, Summary]) -> Table:
@@ -176,18 +187,31 @@ def kinds(settings: Sequence[Setting]) -> dict[tuple[int | None, float, int], li
 
 
 def write_figure(path: Path, settings: Sequence[Setting]) -> None:
-    """Draws the first context, temperature and batch size, in the format of the path's suffix:
-    speed-ups by benchmark, or by group of prompts if there is only one, with the range of the
-    repeats, and how many verifications accept a drafted position. Needs matplotlib."""
+    """Draws, in the format of the path's suffix, two panels for each context, temperature and batch
+    size: speed-ups by benchmark, or by group of prompts if there is only one, with the range of the
+    repeats; and how many verifications accept a drafted position. Needs matplotlib."""
     from matplotlib.figure import Figure
 
-    first = kinds(settings)[settings[0].kind]
-    groups = {setting.workload.title: setting.all for setting in first}
-    if len(first) == 1:
-        groups = first[0].groups
-    names = [name for name in first[0].all if name != PLAIN]
-    figure = Figure(figsize=(10, 3.6), layout="constrained")
-    speedups, acceptance = figure.subplots(1, 2)
+    rows = list(kinds(settings).values())
+    names = [name for name in settings[0].all if name != PLAIN]
+    figure = Figure(figsize=(10, 0.2 + 3.4 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 2, squeeze=False)
+    for (speedups, acceptance), some in zip(panels, rows, strict=True):
+        _draw(speedups, acceptance, some, names)
+    figure.legend(
+        *panels[0, 0].get_legend_handles_labels(),
+        loc="outside upper center",
+        ncols=min(len(names), 4),
+    )
+    image = io.BytesIO()
+    figure.savefig(image, dpi=150, format=path.suffix[1:])
+    write_bytes(path, image.getvalue())
+
+
+def _draw(speedups: Axes, acceptance: Axes, some: Sequence[Setting], names: Sequence[str]) -> None:
+    """Draws settings that differ only in the benchmark."""
+    one = some[0]
+    groups = one.shown if len(some) == 1 else {each.workload.title: each.all for each in some}
     width = 0.8 / len(names)
     for n, name in enumerate(names):
         rows = [methods[name] for methods in groups.values()]
@@ -196,7 +220,7 @@ def write_figure(path: Path, settings: Sequence[Setting]) -> None:
         above = [max(row.speedups) - row.speedup for row in rows]
         label, errors = METHODS[name].title, {"yerr": (below, above), "capsize": 2.5}
         speedups.bar(places, [row.speedup for row in rows], width, label=label, **errors)
-        curves = [setting.all[name].lengths for setting in first]
+        curves = [setting.all[name].lengths for setting in some]
         reached = [
             statistics.mean(sum(curve[position:]) / max(1, sum(curve)) for curve in curves)
             for position in range(1, max(map(len, curves)))
@@ -205,11 +229,8 @@ def write_figure(path: Path, settings: Sequence[Setting]) -> None:
     speedups.axhline(1, color="black", linewidth=0.8)
     rotated = {"rotation": 30, "ha": "right"} if len(groups) > 5 else {}
     speedups.set_xticks(range(len(groups)), list(groups), **rotated)
-    speedups.set(ylabel="speed-up over plain decoding", title="Speed-up")
+    context = "" if one.workload.context is None else f", context {one.workload.context:,}"
+    title = f"Speed-up: T = {one.temperature:g}, batch {one.batch_size}{context}"
+    speedups.set(ylabel="over plain decoding", title=title)
     title = "Verifications that accept a position"
     acceptance.set(xlabel="drafted position", title=title, ylim=(0, 1))
-    figure.legend(loc="outside upper center", ncols=min(len(names), 4))
-    figure.supxlabel(f"T = {first[0].temperature:g}, batch {first[0].batch_size}", fontsize=9)
-    image = io.BytesIO()
-    figure.savefig(image, dpi=150, format=path.suffix[1:])
-    write_bytes(path, image.getvalue())

@@ -14,7 +14,8 @@ from tiny_configs import AUTHORS, copied
 
 from dart_jax.decoding.drafting.base import DraftInput, PromptRows
 from dart_jax.decoding.drafting.block import Block
-from dart_jax.decoding.sampling import Sampling, SamplingValues, noise_at
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import SamplingValues, noise_at
 from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.weights.checkpoint import load_drafter
@@ -132,7 +133,7 @@ def test_the_core_drafts_as_jax_does(models, blocks, name, weights):
     """And the same bits alone, in a batch, and however the context was read, but for drafters with
     convolutions, which are JAX's."""
     config, params = blocks(name)
-    execution = Execution.here(weights_dtype=weights)
+    execution = Execution.here(weights=weights)
     tiles = {
         **params,
         "target": execution.weights.prepare(copied(params["target"])),

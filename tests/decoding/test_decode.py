@@ -11,8 +11,8 @@ from conftest import SEED, Oracle, sequences
 from decoding import Options, begin, generate, generate_stepwise, stream
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.paying import Paying
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.engine.programs import burst, read_chunk

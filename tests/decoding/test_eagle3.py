@@ -22,7 +22,7 @@ from dart_jax.models.drafter_config import Eagle3Config
 from dart_jax.models.kernels.options import LayerOptions
 from dart_jax.models.networks.pure import abstract_params, bind
 from dart_jax.models.rope import Rope
-from train.drafter import check_trainable
+from train.drafter.program import check_trainable
 
 
 class Rows(NamedTuple):

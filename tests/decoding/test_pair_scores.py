@@ -12,7 +12,7 @@ from decoding import Options, stream
 from literal_search import check_tree
 from tiny_configs import DART, random_params
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.models.networks.dart import DartDrafter

@@ -61,7 +61,7 @@ CONFIGS = {
 
 def both(config, params, tokens, batch, kv="auto"):
     """Logits [B, T, V] of the same tokens: one after another, and each at once below a prefix."""
-    execution = Execution.here(kv_dtype=kv)
+    execution = Execution.here(kv=kv)
     assert execution.attention == "native"
 
     @jax.jit
@@ -96,8 +96,8 @@ def test_logits_alone_and_in_a_tree(name, batch):
     rng = np.random.default_rng(1)
     tokens = jnp.asarray(rng.integers(0, config.vocab_size, (batch, TOKENS)), jnp.int32)
     forms = ((params, "stored"), (rounded, "stored"), (params, "int8"), (params, "stored"))
-    for (loaded, weights_dtype), kv in zip(forms, (*["auto"] * 3, "bfloat16"), strict=True):
-        prepared = Execution.here(weights_dtype=weights_dtype).weights.prepare(copied(loaded))
+    for (loaded, weights), kv in zip(forms, (*["auto"] * 3, "bfloat16"), strict=True):
+        prepared = Execution.here(weights=weights).weights.prepare(copied(loaded))
         check(config, prepared, tokens, rng, kv)
 
 

@@ -12,7 +12,8 @@ from scipy.stats import chisquare
 
 from dart_jax.decoding import sampling as sampling_module
 from dart_jax.decoding import vocabulary
-from dart_jax.decoding.sampling import Sampling, SamplingValues
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import SamplingValues
 from dart_jax.decoding.vocabulary import exact_top_k
 from dart_jax.errors import UserError
 from dart_jax.models.cpu import available

@@ -11,7 +11,7 @@ from conftest import SEED, sequences
 from decoding import Options, generate
 
 from dart_jax.decoding.drafting import NgramConfig
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.search.choice import check_way, make_search, tell, way_here
 from dart_jax.decoding.search.config import SearchConfig
 from dart_jax.decoding.search.device import DeviceSearch

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from engine_requests import Answer, ask, lists, tokens_of
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Request
 from dart_jax.engine.thread import EngineClosed, EngineThread, QueueFull
@@ -92,7 +92,7 @@ def test_when_pages_run_out(demo):
         demo.generate(text, seed=n, tree_nodes=0, max_new_tokens=new, eos_token_id=(), **sampling)
         for n in range(3)
     ]
-    engine = demo.engine(EngineConfig(**SMALL, kv_memory="2.2MB", prefix_cache=False))
+    engine = demo.engine(EngineConfig(**SMALL, kv_memory="2.2MB", no_prefix_cache=True))
     assert engine.statistics().pages < 2 * 320 / 16
     requests = [Request(tokens_of(demo, text), new, Sampling(**sampling), seed=n) for n in range(3)]
     assert lists(engine.run(requests)) == lists(alone)
@@ -119,7 +119,7 @@ def test_texts_that_begin_alike_are_those_without_reuse(demo):
     requests += [dataclasses.replace(requests[0], choice=choice) for choice in range(8)]
     texts, hits = [], []
     for reuse in (False, True):
-        engine = demo.engine(EngineConfig(**SMALL, kv_memory="1.8MB", prefix_cache=reuse))
+        engine = demo.engine(EngineConfig(**SMALL, kv_memory="1.8MB", no_prefix_cache=not reuse))
         outputs = engine.run(requests)
         texts.append((lists(outputs), [output.drafted.tolist() for output in outputs]))
         hits.append(engine.statistics().prefix_hits)

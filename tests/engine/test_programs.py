@@ -9,8 +9,8 @@ import pytest
 from engine_requests import ask, lists
 
 from dart_jax.decoding.drafting.text import LONGEST
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.reading import ChunkShape
-from dart_jax.decoding.sampling import Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.pools import copy_page
 from dart_jax.engine.programs import burst, read_chunk

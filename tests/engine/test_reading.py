@@ -14,8 +14,7 @@ from needs import native
 from tiny_configs import ALL, BLOCK, DART, EAGLE3, TARGET, VOCABULARY, random_params
 
 from dart_jax.decoding.drafting import NgramConfig, PromptLookupConfig
-from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import LogitsConfig, Sampling
 from dart_jax.decoding.search.host import HostSearch
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.step import Verified, accept_and_compact, draft, draft_input, verify

@@ -146,8 +146,11 @@ def test_names():
     assert parse_names(" mt_bench , alpaca,mt_bench,") == ("mt_bench", "alpaca")
     assert parse_names("gsm8k,all") == ("gsm8k", *NAMES[:7], "spec_bench")
     listed = f"pass all, copy, a file, or some of {', '.join((*NAMES, 'questions', *COPY))}"
-    for text, wrong in (("alpaca,MT-bench", "MT-bench"), ("no/such.jsonl", "no/such.jsonl")):
-        with pytest.raises(UserError, match=f"^no benchmark or file {wrong!r}; {listed}$"):
+    for text, wrong, cure in (
+        ("alpaca,MT-bench", "MT-bench", r"did you mean mt_bench\?"),
+        ("no/such.jsonl", "no/such.jsonl", listed),
+    ):
+        with pytest.raises(UserError, match=f"^no benchmark or file {wrong!r}; {cure}$"):
             parse_names(text)
     with pytest.raises(UserError, match=f"^no benchmark; {listed}"):
         parse_names(" , ")

@@ -14,7 +14,8 @@ import tiny_model
 from rich.console import Console
 
 from dart_jax.decoding import step as step_module
-from dart_jax.decoding.sampling import Noise, Sampling, draw, gumbel_noise
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import Noise, draw, gumbel_noise
 from dart_jax.decoding.step import accept
 from dart_jax.model import DartModel
 from dart_jax.models.attention.compaction import append

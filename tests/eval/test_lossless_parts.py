@@ -7,7 +7,8 @@ import pytest
 import scipy.stats
 
 from dart_jax.decoding.logits import penalize_repetition
-from dart_jax.decoding.sampling import Sampling, filter_logits
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import filter_logits
 from dart_jax.engine.request import Output
 from eval.lossless.distribution import Fit, Samples, chi_square
 from eval.lossless.divergence import ENDED, Probe, examine

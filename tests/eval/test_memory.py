@@ -45,7 +45,7 @@ def begun(model, length):
 @pytest.mark.parametrize("kv", ["float32", pytest.param("bfloat16", marks=native)])
 @pytest.mark.parametrize("name", ["drafter", "eagle3", "draft_model"])
 def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name, kv):
-    model = DartModel.from_pretrained(DEMO / "target", demo_drafters[name], kv_dtype=kv)
+    model = DartModel.from_pretrained(DEMO / "target", demo_drafters[name], kv=kv)
     need = of(model, kv=kv)
     # On a CPU they are packed, and the demo's take 2 bytes each.
     for part in ("target", "drafter"):
@@ -63,7 +63,7 @@ def test_weights_and_caches_are_those_of_a_loaded_model(demo_drafters, name, kv)
 def test_weights_in_8_bits(demo_drafters, name):
     parts = DEMO / "target", demo_drafters[name]
     # On a mesh, if only of one device, in the form of accelerators.
-    options = {"dtype": "float32", "weights_dtype": "int8", "mesh": "model=1"}
+    options = {"dtype": "float32", "weights": "int8", "mesh": "model=1"}
     loaded = DartModel.from_pretrained(*parts, **options)
     need = of(loaded, weights="int8")
     assert need[:2] == (held(loaded.params["target"]), held(loaded.params["drafter"]))

@@ -22,7 +22,7 @@ from eval.methods.decoding import Generation
 from eval.methods.measure import Run, accepted_lengths, ratio_error, repeated_grams, summarize
 from eval.methods.registry import METHODS, models_of
 from eval.speedup.config import SpeedupConfig
-from eval.speedup.program import run
+from eval.speedup.program import Speedup, run
 from train.objective.drafter_shape import DrafterShape
 
 STAGES = {"prefill", "device", "search"}
@@ -127,8 +127,31 @@ def test_report(measured):
             1000 * statistics.median(row["token_seconds"]), abs=0.005
         )
     assert setting["trees"]["dart"] == {"nodes": 4, "level_decay": 0.7, "sizes": [], "chain": False}
-    assert content["environment"]["device"] in text
+    assert content["environment"]["cpu"] in text
     assert content["dtype"] == "float32"
+
+
+def test_what_was_measured_outlasts_an_interruption(measured, short, tmp_path, monkeypatch):
+    """One benchmark is shown once, and the figure has a panel for each setting."""
+    settings = {"bench": short, "repeats": 1, "plot": tmp_path / "plot.svg"}
+    text, content = measured(batch_size=(1,), temperature=(0, 1), **settings)
+    assert [each["temperature"] for each in content["settings"]] == [0, 1]
+    assert settings["plot"].read_text().count("<!-- Speed-up: T = ") == 2
+    assert not {"all", "short"} & {row[0] for row in cells_of(text.partition("All settings")[0])}
+    real, path = Speedup.setting, tmp_path / "report.json"
+
+    def once(speedup, workload, sampling, size):
+        if path.exists():
+            raise KeyboardInterrupt
+        return real(speedup, workload, sampling, size)
+
+    monkeypatch.setattr(Speedup, "setting", once)
+    with pytest.raises(KeyboardInterrupt):
+        measured(temperature=(1, 0), json=path, **settings)
+    (first,) = json.loads(path.read_text())["settings"]
+    assert first["temperature"] == 1
+    assert first["groups"]["all"]["dart"]["prompts"] == 1
+    assert settings["plot"].read_text().count("<!-- Speed-up: T = ") == 1
 
 
 @pytest.mark.long

@@ -90,7 +90,7 @@ def test_steps_end_where_the_text_does(model, sampled):
 @native
 def test_keys_and_values_in_bfloat16(directory):
     """Drafts repeat plain decoding with the same rounded keys and values."""
-    model = DartModel.from_pretrained(directory, DEMO / "drafter", kv_dtype="bfloat16")
+    model = DartModel.from_pretrained(directory, DEMO / "drafter", kv="bfloat16")
     assert "dtype: float32; keys and values bfloat16" in repr(model)
     plain, drafted = (model.generate(TEXT, SAMPLED, tree_nodes=nodes) for nodes in (0, 8))
     assert drafted.tokens.tolist() == plain.tokens.tolist()

@@ -10,8 +10,8 @@ import tiny_model
 from needs import judge
 
 from dart_jax.decoding.compilation import measure_compilation
-from dart_jax.decoding.logits import LogitsConfig, token_scores
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.logits import token_scores
+from dart_jax.decoding.options import LogitsConfig, Sampling
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from tests.support.draws import draw_at

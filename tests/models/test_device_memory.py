@@ -44,7 +44,7 @@ def test_weights_that_do_not_fit(memory, capsys):
         load()
     memory(2 * size)
     assert " MB of a device are left" in repr(load())
-    assert held(load(weights_dtype="int8")) < size / 2
+    assert held(load(weights="int8")) < size / 2
     ModelChoice(target=str(DEMO / "target"), dtype="float32", mesh="model=1").load()
     line = capsys.readouterr().err
     assert f" {DEMO / 'target'}: float32: {size / 1e6:,.0f} MB; " in line

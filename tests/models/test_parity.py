@@ -13,7 +13,8 @@ from decoding import Prompts, generate
 from transformers_models import MODELS, make, torch
 
 from dart_jax.decoding.logits import penalize_repetition
-from dart_jax.decoding.sampling import Sampling, filter_logits
+from dart_jax.decoding.options import Sampling
+from dart_jax.decoding.sampling import filter_logits
 from dart_jax.decoding.state import DecodeConfig
 from dart_jax.decoding.tree import DraftTree, ancestor_mask
 from dart_jax.models.attention.compaction import extend

@@ -37,20 +37,20 @@ def test_packed_weights_compute_the_same():
 @pytest.mark.skipif(not available(), reason="XLA cannot call the C++ core")
 def test_keys_and_values_in_bfloat16():
     """By default beside weights in blocks, where the core can."""
-    best, kept = Execution.here(), Execution.here(kv_dtype="bfloat16")
+    best, kept = Execution.here(), Execution.here(kv="bfloat16")
     assert kept.target.kv == kept.drafter.kv == "bfloat16"
     blocks = {"lm_head": {"kernel": tiles.pack_int8(jnp.ones((32, 32)))}}
     floats = {"lm_head": {"kernel": tiles.pack(jnp.ones((32, 32)))}}
     assert best.beside(TARGET, blocks) == kept.beside(TARGET, floats) == kept
     assert best.beside(TARGET, floats) == best
-    odd, exact = dataclasses.replace(TARGET, head_dim=24), Execution.here(kv_dtype="float32")
+    odd, exact = dataclasses.replace(TARGET, head_dim=24), Execution.here(kv="float32")
     assert best.beside(odd, blocks) == best
     assert exact.beside(TARGET, blocks) == exact
     for refused in (
         lambda: kept.on(jax.make_mesh((1,), ("model",))),
         lambda: kept.beside(odd, blocks),
-        lambda: Execution.here("dense", kv_dtype="bfloat16"),
-        lambda: Execution.here(kv_dtype="float32", dtype=jnp.bfloat16),
+        lambda: Execution.here("dense", kv="bfloat16"),
+        lambda: Execution.here(kv="float32", dtype=jnp.bfloat16),
     ):
         with pytest.raises(UserError, match="leave --kv out"):
             refused()
@@ -61,9 +61,9 @@ def test_the_choice_of_a_platform():
     best = Execution("native" if native else "dense", weights=WeightsForm("stored", True, native))
     int8 = dataclasses.replace(best, weights=WeightsForm("int8", True, native))
     assert Execution.here() == Execution.of_cpu() == best
-    assert Execution.here(weights_dtype="int8") == int8
+    assert Execution.here(weights="int8") == int8
     assert int8.on(jax.make_mesh((1, 1), ("data", "model"))).weights == WeightsForm("int8")
-    assert Execution.here(kv_dtype="bfloat16", dtype=jnp.bfloat16) == best
+    assert Execution.here(kv="bfloat16", dtype=jnp.bfloat16) == best
     assert Execution.of_gpu(8.0) == Execution("triton", "triton", 8, fused)
     assert Execution.of_gpu(7.5).attention == "dense"  # a T4 has no bfloat16
     assert Execution.here("dense") == dataclasses.replace(best, attention="dense")

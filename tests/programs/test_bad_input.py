@@ -14,7 +14,7 @@ ANSWER = "regenerate --target target --data texts.jsonl --out new.jsonl"
 
 # Command line -> what the message says.
 CASES = {
-    "fetch smolm2": "no 'smolm2' to fetch; there are smollm2, sharegpt",
+    "fetch smolm2": "no 'smolm2' to fetch; did you mean smollm2?",
     f"{DRAFTER} --config file": "--config FILE goes first, and only once",
     # Values.
     "generate x --model demo --temperature -1": "temperature",
@@ -34,13 +34,15 @@ CASES = {
     "speedup --prompts 0": "--prompts must be at least 1",
     "speedup --temperature": "--temperature needs at least one value",
     "speedup --level-decay -1": "--level-decay must be at least 0",
-    "speedup --method dartt": "no method 'dartt'",
+    "speedup --method dat": "no method 'dat'; did you mean dart?",
     "speedup --bench squad": "no benchmark or file 'squad'",
+    "speedup --bench mtbench": "did you mean mt_bench?",
     "speedup --acceptance 3": "--acceptance needs --tree-nodes",
     "speedup --shape gpt2 --acceptance 2 --tree-nodes 4": "no shape 'gpt2'",
     "lossless --prompts 1": "--batch-size 8 needs as many prompts, and --prompts 1 gives 4",
     "lossless --samples 3": "--samples must be 0 or at least 128",
     "latency --shape gpt2": "no shape 'gpt2'",
+    "latency --shape qwen3-8": "did you mean qwen3-8b?",
     "generate x --coordinator a:1 --processes 2 --process-id 0": "pass --mesh",
     "generate x --distributed --mesh model=2": "pass --model or --target",
     "generate --distributed --mesh model=2 --model demo": "pass the prompt as an argument of all",
@@ -68,6 +70,7 @@ CASES = {
     "train-drafter --config nowhere.toml": "cannot read nowhere.toml: No such file or directory",
     "train-drafter --config file --out run": "file is not TOML",
     f"{COUNT.replace('texts', 'none')}": "none.jsonl",
+    f"{DRAFTER.replace('texts', 'none')}": "none.jsonl",
     # Outputs that cannot be written.
     "speedup --json /proc/x.json": "cannot write /proc/x.json",
     "speedup --json directory": "cannot write directory: it is a directory; name a file",
@@ -101,7 +104,7 @@ def place(tmp_path, monkeypatch):
 
 
 def contents(place):
-    return {path: path.read_bytes() for path in sorted(place.rglob("*")) if path.is_file()}
+    return {path: path.is_file() and path.read_bytes() for path in sorted(place.rglob("*"))}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dart_jax.decoding.logits import mark_seen
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.reading import caches_without_rows, read_rows
-from dart_jax.decoding.sampling import Sampling, row_keys
+from dart_jax.decoding.sampling import row_keys
 from dart_jax.decoding.search.choice import TreeSearch
 from dart_jax.decoding.state import DecodeConfig, DecodeParams, DecodeState
 from dart_jax.decoding.step import decode_step, exact_products, noise_of_draft

@@ -28,8 +28,7 @@ from tiny_model import SHAPES
 
 from dart_jax import DartModel
 from dart_jax.decoding.drafting.text import LONGEST
-from dart_jax.decoding.logits import LogitsConfig
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import LogitsConfig, Sampling
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.programs import burst
 from dart_jax.engine.request import Output, Request
@@ -234,7 +233,7 @@ class Models:
             self.target,
             self.drafters.get(name),
             self.ngram if name in ("dart", "ngram") else None,
-            weights_dtype=self.weights,
+            weights=self.weights,
             mesh=mesh,
             search="device" if how == "device" else "auto",
         )

@@ -19,7 +19,7 @@ from dart_jax.models.rope import Rope
 from dart_jax.ngram import NgramModel
 from dart_jax.weights.checkpoint import save_drafter, save_target
 from train.objective.drafter_shape import DrafterShape
-from train.recipes.demo import tokenize
+from train.recipes.demo_stages import tokenize
 from train.recipes.language_model import train_tokenizer
 
 

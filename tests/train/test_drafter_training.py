@@ -22,7 +22,8 @@ from dart_jax.models.networks.pure import bind, init_params
 from dart_jax.models.rope import Rope
 from dart_jax.weights.checkpoint import load_drafter, load_target, save_target
 from train.data.packed_dataset import PackedDataset
-from train.drafter import DrafterTraining, train
+from train.drafter.config import DrafterTraining
+from train.drafter.program import train
 from train.objective.predictions import Frozen, PackedForward
 from train.run.config_file import parse
 from train.run.mesh import make_mesh

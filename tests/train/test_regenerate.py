@@ -11,6 +11,7 @@ import pytest
 import tiny_model
 import tokenizers_made
 
+from dart_jax import progress
 from dart_jax.data.contents import Tokens, parse
 from dart_jax.data.messages import Chat
 from dart_jax.errors import InputWarning, UserError
@@ -19,10 +20,11 @@ from dart_jax.models.networks.pure import abstract_params
 from dart_jax.programs.command_line import Advice
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights.checkpoint import save_target
-from train import regenerate
 from train.data.answers import AnswerLog, prompt_turns
 from train.data.examples import digest_of, read_all
-from train.regenerate import RegenerateConfig, log_of, run
+from train.regenerate import program as regenerate
+from train.regenerate.config import RegenerateConfig
+from train.regenerate.program import log_of, run
 
 # Prompts of 17 to 64 tokens: two shapes to compile.
 RECORDS = [
@@ -179,13 +181,15 @@ def test_a_run_goes_on_where_it_was(config, whole, ending, how):
     assert ending["made"] - before == 2 * sum(ANSWERS) + 1  # for the torn line
 
 
-def test_a_time_limit(config, whole, target, tmp_path):
+def test_a_time_limit(config, whole, target, tmp_path, monkeypatch, capsys):
     """Every run answers one record at least, and the last one all that is left; a copy of the
-    target goes on, but not another one with files of the same sizes."""
+    target goes on, but not another one with files of the same sizes. Progress knows the limit."""
+    monkeypatch.setattr(progress, "INTERVAL", 0.0)
     short, answers = dataclasses.replace(config, minutes=1e-9), 0
     for _ in range(3):
         summary = run(short)
         assert not summary.complete
+        assert "regenerate: 99 %" in capsys.readouterr().err
         assert "the time is over; run the same command again" in str(summary)
         assert answers < summary.answers == len(config.out.read_bytes().splitlines())
         answers = summary.answers

@@ -13,9 +13,10 @@ from dart_jax.decoding.drafting import drafter_title
 from dart_jax.errors import UserError
 from dart_jax.model import DartModel
 from dart_jax.models.drafter_config import DartConfig, Eagle3Config
-from train.recipes import smollm2
+from train.recipes import smollm2_stages as smollm2
+from train.recipes.config import SmolLM2Config
 from train.recipes.questions import benchmark_questions, write_questions
-from train.recipes.smollm2 import SmolLM2Config, run
+from train.recipes.smollm2_stages import run
 
 CHATS = [
     {"instruction": "Write a haiku about the sea.", "input": "", "output": "x"},
@@ -81,7 +82,7 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
         if len(given) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(smollm2.regenerate, "run", answering)
+    monkeypatch.setattr(smollm2, "regenerate", answering)
     config = SmolLM2Config(minutes=10, work=tmp_path)
     answer = functools.partial(smollm2._answer, config, tmp_path / "q", tmp_path / "a", 4, 8)
     with pytest.raises(KeyboardInterrupt):
@@ -96,7 +97,7 @@ def test_the_time_of_answers_outlasts_an_interruption(tmp_path, monkeypatch):
     ("options", "words"),
     [
         ({"minutes": 0}, "--minutes must be a finite number above 0"),
-        ({"minutes": 1, "sharegpt": False}, "no questions: pass --data"),
+        ({"minutes": 1, "no_sharegpt": True}, "no questions: pass --data"),
         ({"minutes": 1, "draft_vocab": -1}, "--draft-vocab must be at least 0"),
         ({"minutes": 1, "seed": 2**32}, "--seed must be in"),
         ({"minutes": 1, "export": Path("build/smollm2")}, "--export and --work must be different"),
@@ -119,7 +120,7 @@ def test_everything_is_made_once(tmp_path):
         export=tmp_path / "export",
         target=str(target),
         data=(str(data),),
-        sharegpt=False,
+        no_sharegpt=True,
         draft_vocab=512,
     )
     run(config)

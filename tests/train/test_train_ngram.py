@@ -260,9 +260,9 @@ def test_the_end_of_documents(tmp_path, count, tokenizer, bare):
     data = write(tmp_path / "a.jsonl", lines(["xy", "xy"]))
     x, y = tokenizer.encode("xy", add_special_tokens=False).ids
     begin, end = (tokenizer.token_to_id(token) for token in ("<s>", "</s>"))
-    assert decoded(count(data, eos=False, tokenizer=str(bare))) == {(x,): 2, (y,): 2, (x, y): 2}
+    assert decoded(count(data, no_eos=True, tokenizer=str(bare))) == {(x,): 2, (y,): 2, (x, y): 2}
     assert decoded(count(data, eos_token="<s>", out="named"))[y, begin] == 2
-    assert (end,) not in decoded(count(data, eos=False, out="none"))
+    assert (end,) not in decoded(count(data, no_eos=True, out="none"))
 
 
 # The same bytes, whatever happens
@@ -318,7 +318,7 @@ def test_work_directories_are_not_mixed(tmp_path, count):
     count(data, work=work, keep_work=True)
     told = r"counts of 1 units, made with another --eos \(257, now unset\), --order \(3, now 2\); p"
     with pytest.raises(UserError, match=told):
-        count(data, work=work, order=2, eos=False)
+        count(data, work=work, order=2, no_eos=True)
     with pytest.raises(UserError, match=r"all data lie in .*, where the program writes"):
         count(data, work=tmp_path)
     write(tmp_path / "other/file", "")
@@ -380,7 +380,7 @@ def test_data_repaired_added_or_changed(tmp_path, count, monkeypatch):
             {"chat_template_kwargs": json.dumps({"chat_template": "{{ raise_exception('no') }}"})},
             r"a\.jsonl:1: the chat template rejects the messages: no",
         ),
-        ({"messages": CHAT}, {"tokenizer": "BARE", "eos": False}, "no chat template in"),
+        ({"messages": CHAT}, {"tokenizer": "BARE", "no_eos": True}, "no chat template in"),
         ("a", {"tokenizer": "BARE"}, "names no token that ends a document; pass --eos-token"),
         ("a", {"tokenizer": "BROKEN"}, "cannot read"),
     ],

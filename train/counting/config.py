@@ -11,7 +11,7 @@ from dart_jax.programs.command_line import check_least
 
 @dataclasses.dataclass(frozen=True)
 class NgramConfig:
-    """The corpus and the options of counting."""
+    """Count a corpus."""
 
     data: tuple[str, ...]
     """Files, directories or globs (quoted; ** for any depth)."""
@@ -20,11 +20,11 @@ class NgramConfig:
     out: Path
     """The file to write."""
     field: str | None = None
-    """Field or column with the text or the chat; by default as for `train.drafter`."""
+    """Field or column with the text or the chat; by default as for `train-drafter`."""
     chat_template_kwargs: str = '{"enable_thinking": false}'
     """Options for the tokenizer's chat template, as JSON."""
-    eos: bool = True
-    """End every document with the end-of-sequence token."""
+    no_eos: bool = False
+    """Do not end documents with the end-of-sequence token."""
     eos_token: str | None = None
     """The end-of-sequence token, if the tokenizer names none or another."""
     order: int = 3

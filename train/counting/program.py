@@ -24,7 +24,7 @@ from dart_jax.weights.checkpoint import load_eos
 from train.counting.config import NgramConfig
 from train.counting.pipeline import Counting, Encoding, divide, least_memory
 from train.counting.workers import Workers
-from train.data.encoding import parse_template_kwargs
+from train.data.config import parse_template_kwargs
 from train.data.examples import read_all
 from train.run import work_directory
 
@@ -43,7 +43,7 @@ def run(config: NgramConfig) -> str:
     template_kwargs = parse_template_kwargs(config.chat_template_kwargs)
     tokenizer = load(config.tokenizer)
     size = sum(path.stat().st_size for path in files)
-    eos = eos_of(tokenizer, config.eos_token) if config.eos else None
+    eos = None if config.no_eos else eos_of(tokenizer, config.eos_token)
     layout = WindowLayout(config.order, tokenizer.vocab_size)
     skipped = Skipped()
 

@@ -10,11 +10,10 @@ turn's).
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tokenizers
@@ -25,9 +24,8 @@ from dart_jax.data.records import refuse
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.text.tokenizer_files import place
+from train.data.config import LossOn
 from train.data.examples import Example
-
-LossOn = Literal["assistant", "all"]
 
 Span = tuple[int, int]  # begin and end of characters in a text
 
@@ -41,17 +39,6 @@ class Encoded(NamedTuple):
     tokens: np.ndarray
     supervised: np.ndarray
     whole: bool
-
-
-def parse_template_kwargs(text: str) -> dict[str, Any]:
-    """Parses the JSON options for a chat template; raises UserError."""
-    try:
-        options = json.loads(text)
-    except ValueError as error:
-        raise UserError(f"--chat-template-kwargs is not JSON: {error}") from None
-    if not isinstance(options, dict):
-        raise UserError("--chat-template-kwargs must be a JSON object")
-    return options
 
 
 class _Plan(NamedTuple):

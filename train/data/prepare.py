@@ -14,47 +14,16 @@ from typing import NamedTuple
 from dart_jax.data.records import Skipped, find_files, fingerprint, refuse, without
 from dart_jax.errors import UserError
 from dart_jax.files import make_once
-from dart_jax.programs.command_line import check_least
 from dart_jax.progress import progress_bars
 from dart_jax.text.tokenizer import Tokenizer
-from train.data.encoding import Encoder, LossOn, parse_template_kwargs
+from train.data.config import DataConfig, parse_template_kwargs
+from train.data.encoding import Encoder
 from train.data.examples import LONGEST, batched, read_all
 from train.data.packed_dataset import PackedDataset, Writer
 
 _VERSION = 3  # of the written format, and of what is read from records
 _CONTEXT = 6400  # the paper's (section 4.1)
 _ENCODED = 4 * LONGEST  # characters encoded at a time
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """The training data."""
-
-    data: tuple[str, ...]
-    """Files, directories or globs (quoted; ** for any depth) of chats, completions or texts, or
-    data sets of the Hugging Face hub: hub:owner/name or hub:owner/name/path."""
-    context: int | None = None
-    """Tokens per row; by default the paper's 6400, or all of the target's positions if it has
-    fewer. Rows hold several documents. Longer texts are cut into pieces, longer chats are
-    truncated."""
-    loss_on: LossOn = "assistant"
-    """Supervised tokens of a chat or a completion: the assistant's, or all."""
-    chat_template_kwargs: str = '{"enable_thinking": false}'
-    """Options for the target's chat template, as JSON."""
-    limit: int | None = None
-    """Maximum number of records to read; each piece of a long text counts."""
-    held_out: float = 0.01
-    """Records held out for evaluation: a fraction if below 1, else their approximate number."""
-    skip_bad: bool = False
-    """Skip and count records that cannot be used, instead of stopping at the first."""
-
-    def __post_init__(self) -> None:
-        check_least(self, context=2, limit=1)
-        if not self.held_out >= 0 or (self.held_out > 1 and self.held_out % 1):
-            raise UserError(
-                f"--held-out must be a fraction or a number of records, got {self.held_out:g}"
-            )
-        parse_template_kwargs(self.chat_template_kwargs)
 
 
 class Prepared(NamedTuple):

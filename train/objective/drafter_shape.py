@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dart_jax.errors import UserError
-from dart_jax.models.config import TargetConfig
-from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig, DartConfig, Eagle3Config
 from dart_jax.programs.command_line import check_least
+
+if TYPE_CHECKING:
+    from dart_jax.models.config import TargetConfig
+    from dart_jax.models.drafter_config import AnyDrafterConfig, BlockConfig
 
 # Tokens of a draft vocabulary, as in EAGLE-3: the head over all tokens of a large vocabulary is the
 # greater part of a drafter.
@@ -101,6 +103,8 @@ class DrafterShape:
     def config(self, target: TargetConfig, mask_token: int = 0) -> AnyDrafterConfig:
         """Returns the drafter's config, with layers of the target's shapes, and a block
         drafter's mask token."""
+        from dart_jax.models.drafter_config import DartConfig, Eagle3Config
+
         size = self.vocabulary(target)
         if self.method == "eagle3":
             return Eagle3Config.for_target(target, size)
@@ -115,6 +119,8 @@ class DrafterShape:
         )
 
     def _block(self, target: TargetConfig, size: int | None, mask_token: int) -> BlockConfig:
+        from dart_jax.models.drafter_config import BlockConfig
+
         fields: dict[str, Any] = {"layout": "dflash", "block_size": self.positions + 1}
         if self.method == "dspark":
             fields = {"layout": "deepspec", "block_size": self.positions, "shifted": True}

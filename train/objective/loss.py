@@ -16,15 +16,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Collection
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from dart_jax.errors import UserError
 from dart_jax.models.networks.pure import Params
-from dart_jax.programs.command_line import check_least
 from train.data.batch import Batch
+from train.objective.config import Objective
 from train.objective.predictions import (
     HEAD,
     Chunk,
@@ -35,33 +34,6 @@ from train.objective.predictions import (
     supervised_runs,
     valid_predictions,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Objective:
-    """The objective's options."""
-
-    loss: Literal["kl", "tv"] = "kl"
-    """Divergence: KL, or a tenth of it plus nine tenths of the total variation, which is how often
-    a token that is drawn from the prediction is rejected."""
-    position_weights: Literal["gamma", "path"] = "gamma"
-    """Weights of positions: powers of --gamma, or how many accepted tokens depend on each, by the
-    drafter's present rates of acceptance."""
-    gamma: float = 0.6
-    """Position t has weight gamma ** (t - 1), with --position-weights gamma."""
-    anchors: int | None = None
-    """Anchors per row, drawn at random every step; by default all rows."""
-    thin: bool = False
-    """Predict a quarter of the positions after half of these anchors, half of the positions after
-    three eighths, and all after the rest. What is predicted more rarely weighs as much more, so
-    that gradients stay the same on average, for less than half of the work."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.gamma <= 1:
-            raise UserError(f"--gamma must be above 0 and at most 1, got {self.gamma:g}")
-        check_least(self, anchors=1)
-        if self.thin and (self.anchors is None or self.position_weights == "path"):
-            raise UserError("--thin needs --anchors and --position-weights gamma; leave it out")
 
 
 @dataclasses.dataclass(frozen=True)

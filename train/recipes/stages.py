@@ -8,7 +8,8 @@ from typing import Any
 
 from dart_jax.files import check_writable
 from dart_jax.weights.checkpoint import load_drafter, save_drafter
-from train.drafter import DrafterTraining, train
+from train.drafter.config import DrafterTraining
+from train.drafter.program import train
 from train.run import config_file, work_directory
 
 # Positions that packaged DART drafters see: with fewer they accept less, and with more they accept

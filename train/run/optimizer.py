@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +10,7 @@ import optax
 import optax.contrib
 from jax.typing import ArrayLike
 
-from dart_jax.errors import UserError
-from dart_jax.programs.command_line import check_least
+from train.run.config import OptimizerConfig
 
 # Muon's own momentum, and the root mean square of AdamW's updates at a learning rate of 1, both as
 # in arXiv 2502.16982.
@@ -22,41 +19,6 @@ _ADAMW_RMS = 0.2
 
 # Parameters with a row or column for every token of a vocabulary.
 _TABLES = frozenset({"embed_tokens", "lm_head", "prev", "next"})
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerConfig:
-    """The optimiser; the defaults are the paper's where it states them."""
-
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon orthogonalises the updates of matrices (Jordan 2024), scaled to the size of AdamW's
-    (arXiv 2502.16982); embeddings, heads and vectors are AdamW's, with Nesterov's momentum."""
-    lr: float = 2e-5
-    """Learning rate at the end of the warm-up."""
-    warmup: float = 0.05
-    """Fraction of the steps over which the learning rate rises, from 0 to below 1."""
-    final_lr: float = 0.0
-    """Final learning rate, at the end of the cosine, as a fraction of --lr."""
-    clip: float = 0.5
-    """Gradients are clipped to this global norm; inf does not clip."""
-    b1: float = 0.9
-    """Decay of the running mean of gradients."""
-    b2: float = 0.999
-    """Decay of the running mean of squared gradients."""
-    weight_decay: float = 0.0
-    """Weight decay of matrices; vectors are not decayed."""
-
-    def __post_init__(self) -> None:
-        for name in ("warmup", "b1", "b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"--{name} {getattr(self, name)} must be at least 0 and below 1")
-        if not 0 < self.lr < math.inf:
-            raise UserError(f"--lr must be a finite number above 0, got {self.lr:g}")
-        if not self.clip > 0:
-            raise UserError(f"--clip must be above 0, got {self.clip:g}")
-        if not 0 <= self.final_lr <= 1:
-            raise UserError(f"--final-lr must be a fraction of --lr, 0 to 1, got {self.final_lr:g}")
-        check_least(self, weight_decay=0)
 
 
 def learning_rate(config: OptimizerConfig, step: jax.Array, steps: int) -> jax.Array:

@@ -136,16 +136,16 @@ class Execution:
     def here(
         cls,
         attention: AttentionChoice = "auto",
-        weights_dtype: WeightsDtype = "stored",
-        kv_dtype: CacheDtype = "auto",
+        weights: WeightsDtype = "stored",
+        kv: CacheDtype = "auto",
         dtype: DTypeLike = jnp.float32,
     ) -> Execution:
         """For this process's platform.
 
         Args:
           attention: what computes attention to cached rows; `auto` is the platform's best.
-          weights_dtype: how the weights of products are stored.
-          kv_dtype: how keys and values are cached.
+          weights: how the weights of products are stored.
+          kv: how keys and values are cached.
           dtype: of activations.
 
         Raises:
@@ -163,14 +163,14 @@ class Execution:
                 f"attention '{attention}' needs {_NEEDED[attention]}; this is {device.device_kind} "
                 f"with JAX {jax.__version__}; choose 'auto'"
             )
-        weights = dataclasses.replace(best.weights, dtype=weights_dtype)
+        form = dataclasses.replace(best.weights, dtype=weights)
         kernel = best.attention if attention == "auto" else attention
-        check_cache(kv_dtype, dtype)
-        if kv_dtype in ("bfloat16", "float16") and dtype == jnp.dtype(kv_dtype):
-            kv_dtype = "auto"
-        if kv_dtype == "bfloat16" and kernel != "native":
+        check_cache(kv, dtype)
+        if kv in ("bfloat16", "float16") and dtype == jnp.dtype(kv):
+            kv = "auto"
+        if kv == "bfloat16" and kernel != "native":
             raise UserError(_KV_NEEDS.format(f"attention '{kernel}' on {device.device_kind}"))
-        best = dataclasses.replace(best, attention=kernel, weights=weights, kv=kv_dtype)
+        best = dataclasses.replace(best, attention=kernel, weights=form, kv=kv)
         return best.in_dtype(dtype)
 
 
@@ -189,12 +189,11 @@ def best_dtype_of_gpu(compute_capability: float) -> Literal["bfloat16", "float16
     return "bfloat16" if compute_capability >= 8 else "float16"
 
 
-def check_cache(kv_dtype: CacheDtype, dtype: DTypeLike) -> None:
+def check_cache(kv: CacheDtype, dtype: DTypeLike) -> None:
     """Raises UserError if keys and values would be wider than weights in `dtype`, or other than
     these, except in bfloat16 beside float32."""
-    same = kv_dtype == "auto" or dtype == jnp.dtype(kv_dtype)
-    if not same and (kv_dtype != "bfloat16" or dtype != jnp.float32):
+    same = kv == "auto" or dtype == jnp.dtype(kv)
+    if not same and (kv != "bfloat16" or dtype != jnp.float32):
         raise UserError(
-            f"keys and values in {kv_dtype} need weights in it; leave --kv out, or add "
-            f"--dtype {kv_dtype}"
+            f"keys and values in {kv} need weights in it; leave --kv out, or add --dtype {kv}"
         )

@@ -24,7 +24,7 @@ from pydantic import (
 )
 from starlette.requests import Request
 
-from dart_jax.decoding.sampling import Sampling
+from dart_jax.decoding.options import Sampling
 from dart_jax.engine.request import MOST_LOGPROBS
 from dart_jax.serve.body.content import only_texts
 from dart_jax.serve.body.errors import CLOSE, ApiError, bad

@@ -1,28 +1,18 @@
-"""Train a drafter for a target: DART (paper, section 4.1), EAGLE-3, or a block drafter.
-
-    python -m train.drafter --target Qwen/Qwen3-1.7B --data chats.jsonl --out runs/dart
-
-Data: chats (ShareGPT, UltraChat, `messages`), instructions (Alpaca, CodeAlpaca, GSM8K), completions
-and plain text, in files or data sets of the Hugging Face hub; and the output of `train.regenerate`.
-The run's directory receives the prepared data, checkpoints, `metrics.jsonl` and at the end the
-drafter itself, in bfloat16 in `drafter/`, which `dart_jax` and the reference load. To resume an
-interrupted run, run the same command again. `--config FILE.toml`, as the first option, reads a
-recipe.
-"""
+"""The program `train.drafter`: from data to a drafter."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dart_jax.data.records import HUB, find_files
 from dart_jax.errors import UserError
 from dart_jax.files import check_writable, write_atomically, writing
 from dart_jax.model import DartModel
@@ -36,8 +26,7 @@ from dart_jax.models.networks.pure import Params, dtype_of, init_params
 from dart_jax.models.platform.execution import Execution
 from dart_jax.models.platform.weights import untie
 from dart_jax.models.sharding.placement import replicate
-from dart_jax.programs.command_line import RESUMABLE, check_least, program
-from dart_jax.programs.processes import DistributedConfig, initialize, is_main
+from dart_jax.programs.processes import initialize, is_main
 from dart_jax.progress import stage
 from dart_jax.text.tokenizer import Tokenizer
 from dart_jax.weights import hub
@@ -51,19 +40,17 @@ from dart_jax.weights.checkpoint import (
 from dart_jax.weights.drafter_files import check_fit
 from dart_jax.weights.user_cache import enable_compilation_cache, load_ngram
 from train.data.packed_dataset import PackedBatches, PackedDataset, draft_vocabulary
-from train.data.prepare import DataConfig, prepare
+from train.data.prepare import prepare
+from train.drafter.config import DrafterTraining
 from train.evaluation.acceptance import (
-    AcceptanceConfig,
     Agreement,
     acceptance_length,
     held_out_prompts,
 )
 from train.objective.drafter_shape import DrafterShape
-from train.objective.loss import DrafterLoss, Objective
+from train.objective.loss import DrafterLoss
 from train.objective.predictions import METHODS, Frozen, PackedForward
-from train.run import config_file
 from train.run.checkpoints import whole_steps
-from train.run.config import TrainerConfig
 from train.run.mesh import batch_sharding, make_mesh, wait
 from train.run.trainer import Trainer
 from train.run.work_directory import contents
@@ -71,48 +58,13 @@ from train.teacher.outputs import cached_outputs
 from train.teacher.teacher import Teacher
 
 
-@dataclasses.dataclass(frozen=True)
-class DrafterTraining:
-    """The settings of a run."""
-
-    target: str
-    """Directory or hub repository of the target."""
-    out: Path
-    """Directory of the run."""
-    cache: Path | None = None
-    """Directory of the prepared data and the target's cached outputs, which runs may share; by
-    default the run's own."""
-    teacher: Literal["online", "cached"] = "online"
-    """Run the target in every step, or once per row and cache its outputs on disk; then a CPU
-    computes them as when it decodes, with weights as they are stored."""
-    target_dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """dtype of the target's weights; auto is float32 on CPU, float16 on GPUs before compute
-    capability 8, otherwise bfloat16."""
-    epochs: float | None = None
-    """Passes over the data, instead of --steps."""
-    chunk: int | None = None
-    """Anchors per row processed at a time; by default chosen to keep the logits of one position
-    below 256 MB and the attention scores below 1 GB per device."""
-    drafter: DrafterShape = dataclasses.field(default_factory=DrafterShape)
-    data: DataConfig = dataclasses.field(default_factory=lambda: DataConfig(()))
-    objective: Objective = dataclasses.field(default_factory=Objective)
-    trainer: TrainerConfig = dataclasses.field(default_factory=TrainerConfig)
-    acceptance: AcceptanceConfig = dataclasses.field(default_factory=AcceptanceConfig)
-    processes: DistributedConfig = dataclasses.field(default_factory=DistributedConfig)
-
-    def __post_init__(self) -> None:
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise UserError(f"--epochs must be a finite number above 0, got {self.epochs:g}")
-        if self.epochs is not None and self.trainer.minutes is not None:
-            raise UserError("--epochs and --minutes exclude each other; pass one of them")
-        check_least(self, chunk=1)
-
-
 def train(config: DrafterTraining) -> Path:
     """Trains and writes the drafter; returns its directory. Raises UserError if an option or input
     cannot be used; what was saved before stays."""
     initialize(config.processes)
     enable_compilation_cache()
+    if local := [name for name in config.data.data if not name.startswith(HUB)]:
+        find_files(local)  # before a directory is made
     for made in filter(None, (config.out, config.cache)):
         check_writable(made, directory=True)
     dtype = resolve_dtype(config.target_dtype)
@@ -311,13 +263,3 @@ def _evaluation(
         return agreement(params) | length
 
     return evaluate
-
-
-def main(args: Sequence[str] | None = None) -> None:
-    """Command line. Exit status 2: bad input, reported in one line."""
-    with program(RESUMABLE):
-        print(train(config_file.parse(DrafterTraining, args, __doc__)))
-
-
-if __name__ == "__main__":
-    main()

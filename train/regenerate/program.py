@@ -1,24 +1,8 @@
-"""Generate a drafter's training data with its target.
-
-    python -m train.regenerate --target owner/name --data chats.jsonl --out answers.jsonl
-
-A drafter must predict what its target writes, so training on the target's answers raises the
-acceptance length over training on the original ones. Chats are answered turn by turn, each answer
-replacing the record's own; completions are replaced too; texts are used as prompts. Each answer
-becomes a record for `train.drafter`, with token ids, so that it is not tokenised again:
-
-    {"tokens": [..], "prompt_length": n, "text": "..", "finish": "stop" or "length", "source": ".."}
-
-Answers to the same record share their source. Each finished block of records is in --out at once;
-after --minutes, Ctrl-C or an error, all answers are that the run has come to. The same command goes
-on where it stopped, also with records that were repaired or added: a log beside --out, from which
-that is written anew, has all answers, and stays until all of them are in --out.
-"""
+"""The program `train.regenerate`: answers records with their target."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import time
 from collections import Counter, deque
@@ -26,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,80 +20,21 @@ from dart_jax.engine.request import Output, Request
 from dart_jax.engine.sequence import Sequence
 from dart_jax.errors import UserError, warn
 from dart_jax.files import check_writable
-from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
-from dart_jax.programs import command_line
-from dart_jax.programs.command_line import RESUMABLE, Advice, check_least, check_some, program
+from dart_jax.programs.command_line import RESUMABLE, Advice
 from dart_jax.progress import progress_bars, stage
 from dart_jax.weights import hub
 from train.data.answers import Answer, AnswerLog, Conversation, conversations, lines
-from train.data.encoding import parse_template_kwargs
+from train.data.config import parse_template_kwargs
 from train.data.examples import read_all
+from train.regenerate.config import RegenerateConfig
 from train.run import work_directory
 
 _VERSION = 5  # of the work directory's format
 _LOG = "answers.log"
 _BLOCK = 16  # records of a block per slot; a block is answered before the next is read
 _BURST = 32  # steps between which texts that have ended are replaced
-
-
-@dataclasses.dataclass(frozen=True)
-class RegenerateConfig:
-    """The data, the target and the sampling."""
-
-    target: str
-    """Directory or hub repository of the target."""
-    data: tuple[str, ...]
-    """Files, directories, globs or data sets of the hub, as for `train.drafter`."""
-    out: Path
-    """The .jsonl file to write."""
-    drafter: str | None = None
-    """Directory or hub repository of a drafter that speeds it up."""
-    ngram: str | None = None
-    """N-gram file for the tree search; without a drafter the n-gram model drafts by itself."""
-    dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto"
-    """dtype of weights and activations; auto is what the device multiplies best."""
-    mesh: str | None = None
-    """Devices that decode together, such as model=4 or data=2,model=4: groups of devices that share
-    the target's weights (model), each with some of a batch's answers (data). By default one."""
-    max_new_tokens: int = 2048
-    """Maximum tokens per answer."""
-    max_length: int | None = None
-    """Maximum length of a prompt and its answer together; by default the target's positions, at
-    most 8,192."""
-    temperature: tuple[float, ...] = (0.0,)
-    """0 decodes greedily; with several temperatures, every record is answered with each."""
-    top_p: float = 1.0
-    """Sample from the smallest set of tokens with this total probability."""
-    top_k: int = 0
-    """Sample from the k most likely tokens; 0 for all."""
-    seed: int = 0
-    """Seed of the sampling."""
-    batch_size: int = 32
-    """Answers generated at once, of any records and turns; it does not change them."""
-    chat_template_kwargs: str = '{"enable_thinking": false}'
-    """Options for the target's chat template, as JSON."""
-    limit: int | None = None
-    """Maximum number of records to read; each piece of a long text counts."""
-    minutes: float | None = None
-    """Begin no answer after this many minutes, but at least one; by default no limit."""
-    skip_bad: bool = False
-    """Skip and count records that cannot be used, instead of stopping at the first."""
-
-    def __post_init__(self) -> None:
-        check_least(self, max_new_tokens=1, max_length=2, batch_size=1, limit=1, seed=0)
-        check_some(self, "temperature")
-        if self.minutes is not None and not self.minutes > 0:
-            raise UserError(f"--minutes must be above 0, got {self.minutes:g}")
-        parse_template_kwargs(self.chat_template_kwargs)
-        for config in self.samplings:
-            _ = config.sampling  # raises for invalid values
-
-    @property
-    def samplings(self) -> list[GenerationConfig]:
-        """One configuration per temperature."""
-        same = {"max_new_tokens": self.max_new_tokens, "top_p": self.top_p, "top_k": self.top_k}
-        return [GenerationConfig(temperature=each, **same) for each in self.temperature]
+_UNFINISHED = 0.99  # part that is done at most, before all is
 
 
 def log_of(out: Path) -> Path:
@@ -254,7 +179,7 @@ class _Regeneration:
         examples = read_all(self._files, config.limit, self._bad)
         end, began = 0, time.monotonic()
         with progress_bars() as progress:
-            bar = progress.add_task("regenerate", total=size, note="")
+            bar = progress.add_task("regenerate", total=1, completed=self._part(0), note="")
             while block := list(islice(examples, _BLOCK * config.batch_size)):
                 for example in block:
                     copy = self._copies[example.digest]
@@ -273,12 +198,12 @@ class _Regeneration:
                     pace = self._new_tokens / (time.monotonic() - began)
                     progress.update(
                         bar,
-                        completed=start + (end - start) * answered / turns,
+                        completed=self._part((start + (end - start) * answered / turns) / size),
                         note=f"{self._summary.answers + answered:,} answers, {pace:,.0f} tokens/s",
                     )
                 self._write()
-                progress.update(bar, completed=end)
-            progress.update(bar, completed=size)
+                progress.update(bar, completed=self._part(end / size))
+            progress.update(bar, completed=1)
 
     def _answer_block(self) -> Iterator[None]:
         """Answers all turns of a block of conversations; yields now and then. Raises
@@ -314,9 +239,19 @@ class _Regeneration:
             yield
 
     @property
+    def _spent(self) -> float:
+        """The part of --minutes that has passed, 0 without a limit."""
+        minutes = self._config.minutes
+        return 0.0 if minutes is None else (time.monotonic() - self._began) / (60 * minutes)
+
+    @property
     def _late(self) -> bool:
-        minutes, passed = self._config.minutes, time.monotonic() - self._began
-        return minutes is not None and self._new_tokens > 0 and passed > 60 * minutes
+        return self._new_tokens > 0 and self._spent > 1
+
+    def _part(self, answered: float) -> float:
+        """Returns how much is done when a part of the records is answered: more, where less than
+        the rest of the time is left."""
+        return min(max(answered, self._spent), _UNFINISHED)
 
     def _request(self, conversation: Conversation, prompt: list[int], key: bytes) -> Request:
         """Returns the request of an answer, with draws of its own."""
@@ -378,13 +313,3 @@ class _Regeneration:
         self._size += len(added)
         self._summary = self._summary.plus(self._block)
         self._block.clear()
-
-
-def main(args: SequenceOf[str] | None = None) -> None:
-    """Command line. Exit status 2: bad input, reported in one line."""
-    with program(RESUMABLE) as advice:
-        print(run(command_line.parse(RegenerateConfig, args, __doc__), advice))
-
-
-if __name__ == "__main__":
-    main()

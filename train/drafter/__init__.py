@@ -1,0 +1,4 @@
+"""The program `train-drafter`.
+
+May import `dart_jax` and the other packages of `train`, but not `recipes`. Start with `program.py`.
+"""
