@@ -46,7 +46,8 @@ class GenerateConfig(ModelChoice):
     """Text to continue; - reads standard input."""
     chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Format the prompt as a user message with the target's chat template; without a prompt, talk
-    turn by turn. SmolLM2 then samples as its authors do, unless --temperature is given."""
+    turn by turn. SmolLM2 then has temperature 0.2, top-p 0.9 and repetition penalty 1.1, unless
+    --temperature is given."""
     system: str | None = None
     """System message before the prompt; implies --chat."""
     chat_template_kwargs: str = "{}"

@@ -113,7 +113,7 @@ def test_options_on_top_of_the_targets_own(directory):
         assert union == GenerationConfig(top_k=20, eos_token_id=0, **expected)
 
 
-def test_chats_with_a_named_model_begin_as_its_authors_sample(model):
+def test_chats_with_a_named_model_have_its_options(model):
     """Unless a temperature is given; what else is given comes first. Texts are greedy."""
     own = MODELS["smollm2"].sampling
     given = {}, {"top_p": 0.5}, {"temperature": 0.0}, {"temperature": 1.0}

@@ -22,7 +22,12 @@ from dart_jax.errors import UserError
 from dart_jax.generation import GeneratedText, GenerationConfig, Step
 
 _CODE = [["def mean(values):\n"], ['class Stack:\n    """A stack."""\n\n'], ["import os\n"]]
-QUESTIONS = [["Name the first ten prime numbers."], ["Write a function that reverses a string."]]
+QUESTIONS = [  # short ones, whose answers end
+    ["Write a Python function that checks whether a number is even."],
+    ["Explain photosynthesis in two sentences."],
+    ["What is machine learning, in one sentence?"],
+    ["Describe a sunset in one sentence."],
+]
 _PAPER = "https://arxiv.org/abs/2601.19278"
 _HINT = "Enter sends, Shift+Enter begins a new line"
 _LEGEND = """<span class="drafted">Drafted</span> and accepted, or the target's
@@ -79,7 +84,7 @@ class Page:
         by = drafter_title(model.drafter, text=model.text_drafts) if drafts else "nothing"
         line = f"{escape(about)} " if about else ""
         line += "" if chat else "It continues your text; it does not chat. "
-        line += f'Drafted by: {by} (<a href="{_PAPER}" target="_blank">how that works</a>).'
+        line += f'Drafted by: {by}. <a href="{_PAPER}" target="_blank">How drafting works</a>'
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         with gr.Blocks(title=name, analytics_enabled=False, fill_height=True) as blocks:
             gr.HTML(f'<h1>{escape(name)}</h1><p class="note">{line}</p>', padding=False)
@@ -115,7 +120,7 @@ class Page:
 
     def _settings(self) -> list[Any]:
         """Returns the inputs of `reply` after the history."""
-        own: Any = dataclasses.asdict(self._own.sampling) | {"max_new_tokens": 512, "seed": -1}
+        own: Any = dataclasses.asdict(self._own.sampling) | {"max_new_tokens": 256, "seed": -1}
         options: Any = {"placeholder": "The chat template's own", "visible": self._chat}
         settings: list[Any] = [gr.Textbox("", label="System prompt", render=False, **options)]
         for name, (label, info, least, most, step) in _OPTIONS.items():

@@ -29,7 +29,7 @@ class NamedModel:
       directory: holds the parts that are in the package: `drafter`, `ngram.dng`, and `target`
         unless it is one of `fetched.PACKAGES`.
       about: what to expect of its texts.
-      sampling: options with which chats begin, as its authors sample.
+      sampling: options with which chats begin.
     """
 
     name: Name
@@ -65,7 +65,8 @@ MODELS: dict[str, NamedModel] = {
         _PACKAGE / "smollm2",
         "A toy of 135 million parameters in 4 bits: it writes English and simple Python, invents "
         "facts, and fails at arithmetic.",
-        {"temperature": 0.2, "top_p": 0.9},
+        # As on its model card, and a penalty: more answers repeat themselves without end otherwise.
+        {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1},
     ),
     "demo": NamedModel(
         "demo", "the demo model", _PACKAGE / "demo", "A toy that knows only Python."

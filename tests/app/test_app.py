@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 
@@ -77,6 +78,21 @@ def test_two_tabs_at_once(engine):
         assert shown[0][-1]["stop_btn"]
         assert shown[0][0]["metadata"]["status"] == "pending"
         assert all("metadata" not in said for said, *_ in shown[1:])
+
+
+def test_the_page_says_what_answers(engine, monkeypatch):
+    """And who drafts, if anything does."""
+
+    def header():
+        blocks = Page(engine, GenerationConfig()).blocks("<b>Toy", "It knows little.")
+        return next(each.value for each in blocks.blocks.values() if isinstance(each, gr.HTML))
+
+    assert "<h1>&lt;b&gt;Toy</h1>" in header()
+    assert "It knows little. It continues your text" in header()
+    assert "Drafted by: DART" in header()
+    plain = dataclasses.replace(engine.config, tree_nodes=0)
+    monkeypatch.setattr(engine, "config", plain)
+    assert "Drafted by: nothing" in header()
 
 
 def test_another_seed_each_time(engine):
