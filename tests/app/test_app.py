@@ -83,16 +83,16 @@ def test_two_tabs_at_once(engine):
 def test_the_page_says_what_answers(engine, monkeypatch):
     """And who drafts, if anything does."""
 
-    def header():
+    async def header():  # Gradio asks for an event loop
         blocks = Page(engine, GenerationConfig()).blocks("<b>Toy", "It knows little.")
         return next(each.value for each in blocks.blocks.values() if isinstance(each, gr.HTML))
 
-    assert "<h1>&lt;b&gt;Toy</h1>" in header()
-    assert "It knows little. It continues your text" in header()
-    assert "Drafted by: DART" in header()
+    assert "<h1>&lt;b&gt;Toy</h1>" in asyncio.run(header())
+    assert "It knows little. It continues your text" in asyncio.run(header())
+    assert "Drafted by: DART" in asyncio.run(header())
     plain = dataclasses.replace(engine.config, tree_nodes=0)
     monkeypatch.setattr(engine, "config", plain)
-    assert "Drafted by: nothing" in header()
+    assert "Drafted by: nothing" in asyncio.run(header())
 
 
 def test_another_seed_each_time(engine):
