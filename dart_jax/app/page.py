@@ -43,7 +43,7 @@ _HEAD = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
 _STYLE = Path(__file__).with_name("style.css")
 _REFRESH = 0.08  # seconds between updates of the page
 
-_SEEDS = 10_000
+_SEEDS = 10_000  # to choose from
 
 # Name of an option -> label, hint, least, most, step.
 _OPTIONS = {
@@ -67,6 +67,12 @@ class _Chat(gr.ChatInterface):
 
 def _said(role: str, text: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text}]}
+
+
+def begun(chat: Sequence[Any]) -> Any:
+    """Leaves out an answer of which nothing is written; returns it twice, to show and to keep."""
+    rest = [each for each in chat if (each.get("metadata") or {}).get("status") != "pending"]
+    return rest, rest
 
 
 class Page:
@@ -112,7 +118,7 @@ class Page:
             cancels: Any = [f.get_config() for f in blocks.fns.values() if f.name == "_submit_fn"]
             ready: Any = {"interactive": True, "submit_btn": True, "stop_btn": False}
             stop = textbox.stop(lambda: gr.update(**ready), None, textbox, cancels=cancels)
-            stop.then(lambda chat: chat, chatbot, interface.chatbot_state, **private)
+            stop.then(begun, chatbot, [chatbot, interface.chatbot_state], **private)
             nothing = _NOTHING, None, gr.update(visible=False), "", gr.skip()
             chatbot.clear(lambda: nothing, None, views, **private)
             number.input(self._picture, [steps, number], tree, queue=False, **private)
@@ -161,8 +167,7 @@ class Page:
             if each["role"] == "user" and messages and messages[-1]["role"] == "user":
                 messages.pop()
             text = "".join(part.get("text", "") for part in each["content"])
-            if text or each["role"] == "user":
-                messages.append({"role": each["role"], "content": text})
+            messages.append({"role": each["role"], "content": text})
         return cleaned(messages)
 
     def _views(

@@ -16,7 +16,7 @@ from tiny_model import make as make_tiny
 
 from dart_jax.app import step_view
 from dart_jax.app.__main__ import AppConfig, run
-from dart_jax.app.page import QUESTIONS, Page
+from dart_jax.app.page import QUESTIONS, Page, begun
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Draft
 from dart_jax.engine.thread import EngineThread
@@ -78,6 +78,7 @@ def test_two_tabs_at_once(engine):
         assert shown[0][-1]["stop_btn"]
         assert shown[0][0]["metadata"]["status"] == "pending"
         assert all("metadata" not in said for said, *_ in shown[1:])
+        assert begun([said for said, *_ in shown])[0] == [said for said, *_ in shown[1:]]
 
 
 def test_the_page_says_what_answers(engine, monkeypatch):
@@ -150,8 +151,7 @@ def test_a_chat_without_a_drafter(tiny):
     template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
     try:
         model = DartModel.from_pretrained(tiny.target, "none")
-        said = [("user", "a"), ("assistant", "bc"), ("user", "lost")]
-        said += [("user", "stopped"), ("assistant", "")]
+        said = ("user", "a"), ("assistant", "bc"), ("user", "lost")
         history = [{"role": role, "content": [{"type": "text", "text": it}]} for role, it in said]
         serving = EngineConfig(slots=1, warmup="none", max_length=256)
         with contextlib.closing(EngineThread(model, serving)) as engine:
