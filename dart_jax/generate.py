@@ -50,7 +50,8 @@ class GenerateConfig(ModelChoice):
     """Text to continue; - reads standard input."""
     chat: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Format the prompt as a user message with the target's chat template; without a prompt, talk
-    turn by turn."""
+    turn by turn. SmolLM2 then has temperature 0.2, top-p 0.9 and repetition penalty 1.1, unless
+    --temperature is given."""
     system: str | None = None
     """System message before the prompt; implies --chat."""
     chat_template_kwargs: str = "{}"
@@ -81,6 +82,11 @@ class GenerateConfig(ModelChoice):
             )
 
     @property
+    def chats(self) -> bool:
+        """True if prompts are messages."""
+        return self.chat or self.system is not None
+
+    @property
     def template_kwargs(self) -> dict[str, Any]:
         """Arguments of the chat template."""
         try:
@@ -104,14 +110,18 @@ def read_prompt(config: GenerateConfig) -> str:
 
 
 def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
-    """Returns the generation options: those given, on top of the target's own if requested."""
-    if not config.use_generation_config:
+    """Returns the generation options: those given, on top of the target's own if requested, or of
+    those with which chats with a named model begin."""
+    if config.use_generation_config:
+        own = model.generation_config
+    elif config.chats and config.named and config.generation.temperature is None:
+        own = GenerationConfig.of(None, config.named.sampling)
+    else:
         return config.generation
     default = GenerationConfig()
     given = {f.name: getattr(config.generation, f.name) for f in dataclasses.fields(default)}
     changes = {name: value for name, value in given.items() if value != getattr(default, name)}
     # A temperature above 0 asks for sampling, and 0 for none, regardless of the file.
-    own = model.generation_config
     own = dataclasses.replace(own, do_sample=None) if "temperature" in changes else own
     return GenerationConfig.of(own, changes)
 
@@ -121,7 +131,7 @@ def run(
 ) -> None:
     """Streams the continuation to `out`, then prints statistics to `err`; or, where `read` reads
     the lines of a user, talks turn by turn. Raises UserError if something cannot be used."""
-    talks = config.prompt == "-" and read is not None and (config.chat or config.system is not None)
+    talks = config.prompt == "-" and read is not None and config.chats
     text = "" if talks else read_prompt(config)
     model = config.load()
     generation, template = options(config, model), config.template_kwargs
@@ -136,7 +146,7 @@ def run(
         talk(model, generation, config.system, template, read, answer, err)
         return
     prompt: str | list[dict[str, str]] = text
-    if config.chat or config.system is not None:
+    if config.chats:
         system = [] if config.system is None else [{"role": "system", "content": config.system}]
         prompt = [*system, {"role": "user", "content": text}]
     answer(model.stream(prompt, generation, chat_template_kwargs=template))

@@ -1,5 +1,6 @@
 """A conversation in the terminal."""
 
+import dataclasses
 import io
 import os
 import pty
@@ -17,6 +18,7 @@ from dart_jax.errors import UserError
 from dart_jax.generate import GenerateConfig, talk
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DEMO, DartModel
+from dart_jax.named.models import MODELS
 
 TEMPLATE = (
     "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}# assistant:"
@@ -115,6 +117,18 @@ def test_options_on_top_of_the_targets_own(directory):
         config = GenerateConfig(use_generation_config=True, generation=GenerationConfig(**given))
         union = generate.options(config, model)
         assert union == GenerationConfig(top_k=20, eos_token_id=0, **expected)
+
+
+def test_chats_with_a_named_model_have_its_options(model):
+    """Unless a temperature is given; what else is given comes first. Texts are greedy."""
+    own = MODELS["smollm2"].sampling
+    given = {}, {"top_p": 0.5}, {"temperature": 0.0}, {"temperature": 1.0}
+    for options in given:
+        config = GenerateConfig(model="smollm2", chat=True, generation=GenerationConfig(**options))
+        expected = options if "temperature" in options else {**own, **options}
+        assert generate.options(config, model) == GenerationConfig(**expected)
+        text = dataclasses.replace(config, chat=False)
+        assert generate.options(text, model) == config.generation
 
 
 @pytest.mark.long(ci=True)

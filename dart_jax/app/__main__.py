@@ -61,12 +61,16 @@ def run(config: AppConfig) -> None:
     except UserError as error:
         warn(f"{error}; the page begins with greedy decoding")
         own = GenerationConfig()
-    name = config.name or (config.named.title if config.named else str(config.target))
+    named, name, about = config.named, config.name or str(config.target), ""
+    if named:
+        own = GenerationConfig.of(own, named.sampling)
+        name, about = config.name or named.title[:1].upper() + named.title[1:], named.about
     host = "0.0.0.0" if config.listen else "127.0.0.1"
     options = EngineConfig(slots=4, tree_nodes=config.tree_nodes)
     with stage("preparing the model") as tell:
         engine = EngineThread(model, options, tell, own.sampling)
-    with contextlib.closing(engine), served(engine, own, name, host, config.port) as address:
+    page = served(engine, own, name, about, host, config.port)
+    with contextlib.closing(engine), page as address:
         print(f"dart_jax is at {address}", flush=True)
         threading.Event().wait()
 

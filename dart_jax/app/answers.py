@@ -20,8 +20,8 @@ async def write(
     engine: EngineThread, prompt: Prompt, config: GenerationConfig
 ) -> AsyncGenerator[tuple[GeneratedText, list[Step], float], None]:
     """Yields a text so far, its steps after the first one, which has no draft, and their seconds,
-    after each step; closing the generator ends the decoding. Raises UserError if the prompt or an
-    option is refused, too many requests wait, or the engine failed."""
+    at once and after each step; closing the generator ends the decoding. Raises UserError if the
+    prompt or an option is refused, too many requests wait, or the engine failed."""
     loop, inbox, model = asyncio.get_running_loop(), asyncio.Queue[Output](), engine.model
     tokenizer, size, began = model.tokenizer, model.target.vocab_size, 0.0
     (tokens,), _, strings, ids = encode_prompts(tokenizer, prompt, config, 1, model.eos, size)
@@ -32,6 +32,7 @@ async def write(
     steps = list[Step]()
     ticket = engine.submit(request, lambda news: loop.call_soon_threadsafe(inbox.put_nowait, news))
     try:
+        yield text, steps, 0.0
         while text.finish is None:
             output = await inbox.get()
             if output.error is not None:

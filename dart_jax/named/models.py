@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -27,11 +28,15 @@ class NamedModel:
       title: what it is called in a sentence.
       directory: holds the parts that are in the package: `drafter`, `ngram.dng`, and `target`
         unless it is one of `fetched.PACKAGES`.
+      about: what to expect of its texts.
+      sampling: options with which chats begin.
     """
 
     name: Name
     title: str
     directory: Path
+    about: str = ""
+    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_packaged(self) -> bool:
@@ -54,8 +59,18 @@ class NamedModel:
 
 
 MODELS: dict[str, NamedModel] = {
-    "smollm2": NamedModel("smollm2", "SmolLM2", _PACKAGE / "smollm2"),
-    "demo": NamedModel("demo", "the demo model", _PACKAGE / "demo"),
+    "smollm2": NamedModel(
+        "smollm2",
+        "SmolLM2",
+        _PACKAGE / "smollm2",
+        "A toy of 135 million parameters in 4 bits: it writes English and simple Python, invents "
+        "facts, and fails at arithmetic.",
+        # As on its model card, and a penalty: more answers repeat themselves without end otherwise.
+        {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1},
+    ),
+    "demo": NamedModel(
+        "demo", "the demo model", _PACKAGE / "demo", "A toy that knows only Python."
+    ),
 }
 
 

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
+import re
 import xml.etree.ElementTree as ET
 
 import gradio as gr
+import needs
 import numpy as np
 import pytest
 from hypothesis import example, given
@@ -13,13 +16,14 @@ from tiny_model import make as make_tiny
 
 from dart_jax.app import step_view
 from dart_jax.app.__main__ import AppConfig, run
-from dart_jax.app.page import Page
+from dart_jax.app.page import QUESTIONS, Page, begun
 from dart_jax.engine.config import EngineConfig
 from dart_jax.engine.request import Draft
 from dart_jax.engine.thread import EngineThread
 from dart_jax.errors import UserError
 from dart_jax.generation import GenerationConfig
 from dart_jax.model import DartModel
+from dart_jax.named.models import MODELS
 
 MOST = 24  # new tokens
 PROMPT = "def heappush("
@@ -72,6 +76,46 @@ def test_two_tabs_at_once(engine):
         assert f"Step {len(steps)} of {len(steps)}: 8 drafted" in tree
         assert (box["submit_btn"], box["stop_btn"]) == (True, False)
         assert shown[0][-1]["stop_btn"]
+        assert shown[0][0]["metadata"]["status"] == "pending"
+        assert all("metadata" not in said for said, *_ in shown[1:])
+        assert begun([said for said, *_ in shown])[0] == [said for said, *_ in shown[1:]]
+
+
+def test_the_page_says_what_answers(engine, monkeypatch):
+    """And who drafts, if anything does."""
+
+    async def header():  # Gradio asks for an event loop
+        blocks = Page(engine, GenerationConfig()).blocks("<b>Toy", "It knows little.")
+        return next(each.value for each in blocks.blocks.values() if isinstance(each, gr.HTML))
+
+    assert "<h1>&lt;b&gt;Toy</h1>" in asyncio.run(header())
+    assert "It knows little. It continues your text" in asyncio.run(header())
+    assert "Drafted by: DART" in asyncio.run(header())
+    plain = dataclasses.replace(engine.config, tree_nodes=0)
+    monkeypatch.setattr(engine, "config", plain)
+    assert "Drafted by: nothing" in asyncio.run(header())
+
+
+def test_another_seed_each_time(engine):
+    """Unless one is chosen; it is shown, and gives the same text again."""
+    texts = set()
+    for _ in range(3):
+        shown = asyncio.run(write(engine, PROMPT, temperature=1.0, seed=-1))
+        (seed,) = re.findall(r"seed (\d+)", shown[-1][1])
+        options = {"max_new_tokens": MOST, "temperature": 1.0, "seed": int(seed)}
+        assert text(shown) == engine.model.generate(PROMPT, **options).text
+        texts.add(text(shown))
+    assert len(texts) > 1
+
+
+@pytest.mark.long
+def test_the_examples_of_a_chat_end():
+    needs.smollm2()
+    model, options = DartModel.from_pretrained("smollm2"), MODELS["smollm2"].sampling
+    chats = [[{"role": "user", "content": question}] for (question,) in QUESTIONS]
+    for seed in range(3):
+        ends = [each.finish for each in model.generate(chats, seed=seed, **options)]
+        assert ends == ["stop"] * len(chats)
 
 
 def test_a_closed_answer_is_not_decoded(engine):

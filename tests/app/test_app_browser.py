@@ -68,7 +68,7 @@ def set_number(page, name, value):
 
 
 def send(page, message):
-    """Sends a message, and waits for the first tokens of its answer."""
+    """Sends a message, and waits until it is being read."""
     page.evaluate("document.querySelector('#tokens .text')?.classList.add('old')")
     page.fill(MESSAGE, message)
     page.press(MESSAGE, "Enter")
@@ -121,7 +121,8 @@ def test_answers_their_tokens_and_trees(page):
     page.evaluate(
         """() => new MutationObserver((changes, observer) => {
           const button = document.querySelector(".stop-button");
-          if (button && document.querySelector("#tokens .text")) {
+          const note = document.querySelector("#tokens .note")?.textContent;
+          if (button && /^[1-9].* tokens/.test(note)) {
             observer.disconnect();
             button.click();
           }
