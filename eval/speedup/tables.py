@@ -234,3 +234,4 @@ def _draw(speedups: Axes, acceptance: Axes, some: Sequence[Setting], names: Sequ
     speedups.set(ylabel="over plain decoding", title=title)
     title = "Verifications that accept a position"
     acceptance.set(xlabel="drafted position", title=title, ylim=(0, 1))
+    acceptance.locator_params("x", integer=True)
