@@ -10,9 +10,9 @@ from needs import native
 from dart_jax.decoding.drafting import NgramConfig
 from dart_jax.decoding.drafting.base import DraftInput, coupled, most_coupled
 from dart_jax.decoding.logits import mark_seen, penalize_repetition
+from dart_jax.decoding.options import Sampling
 from dart_jax.decoding.sampling import (
     Noise,
-    Sampling,
     _gumbel_noise,
     gumbel_noise,
     scale_and_filter,

@@ -52,8 +52,9 @@ def measured(directory, **options):
     return run(CampaignConfig(directory, **options), Console(file=io.StringIO()))
 
 
-def test_each_part_ends_in_its_way(parts, tmp_path):
+def test_each_part_ends_in_its_way(parts, tmp_path, monkeypatch):
     """A failure does not end the others, and what is measured is kept."""
+    monkeypatch.setattr(program, "_PATIENCE", 1.0)  # in the background Ctrl-C may be ignored
     out = tmp_path / "out"
     parts("works", "fails", "again", "wrong", "waits", "late")
     began = time.monotonic()
