@@ -63,10 +63,9 @@ class CampaignConfig:
                 raise UserError(f"no part {name!r}; pass some of {', '.join(names)}")
         if not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
-        check_writable(self.out, directory=True)
-
         if not self.cpu and (self.data_dir or self.models):
             raise UserError("--data-dir and --models are for --cpu")
+        check_writable(self.out, directory=True)
 
     @property
     def parts(self) -> tuple[Part, ...]:
