@@ -1,5 +1,5 @@
-"""Bad user input: the exception, the warning, and the cure of a wrong name, and
-the check of a package that is optional."""
+"""Bad user input: the exception, the warning, the cure of a wrong name, and the check of a package
+that is optional."""
 
 from __future__ import annotations
 
