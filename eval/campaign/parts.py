@@ -105,26 +105,20 @@ CPU_PARTS = (
         _TRIED,
     ),
     Part(
-        "llama-cpp", "the same file in llama.cpp", "eval.peers",
+        "llama-cpp", "SmolLM2 in llama.cpp, the same file", "eval.peers",
         f"{_SMOLLM2} --engine dart llama.cpp {_BENCHMARKS} --prompts 4 --new-tokens 64 "
         "--repeats 2 --threads 2 1",
         _TRIED_PEERS,
     ),
     *(
         Part(
-            f"llama-cpp-{type}", f"the same in {type}", "eval.peers",
+            f"llama-cpp-{type}", f"SmolLM2 in llama.cpp, in {type.upper()}", "eval.peers",
             f"--target {{models}}/smollm2-{type}.gguf --drafter dart_jax/smollm2/drafter "
             "--ngram dart_jax/smollm2/ngram.dng --engine dart llama.cpp "
             f"{_BENCHMARKS} --prompts 2 --new-tokens 64 --repeats 2 --threads 2",
             _TRIED_PEERS,
         )
         for type in ("q4_0", "q8_0", "f16")
-    ),
-    Part(
-        "floats", "SmolLM2 with weights as floats", "eval.speedup",
-        f"{_SMOLLM2} --weights float --method dart {_BENCHMARKS} --prompts 8 "
-        "--max-new-tokens 96 --repeats 1",
-        _TRIED,
     ),
     Part(
         "torch", "SmolLM2's floats in PyTorch", "eval.peers",
@@ -135,12 +129,6 @@ CPU_PARTS = (
     Part(
         "sampled", "SmolLM2 at three temperatures", "eval.speedup",
         f"{_SMOLLM2} --method dart {_BENCHMARKS} --prompts 8 --temperature 0 0.7 1 --repeats 1",
-        _TRIED,
-    ),
-    Part(
-        "copying", "SmolLM2 where texts repeat", "eval.speedup",
-        f"{_SMOLLM2} --method dart,text,pld --bench copy {{data}} --prompts 8 "
-        "--repeats 1",
         _TRIED,
     ),
     Part(
@@ -160,7 +148,7 @@ CPU_PARTS = (
         _TRIED_LOSSLESS,
     ),
     Part(
-        "lossless-bfloat16", "the same in bfloat16", "eval.lossless",
+        "lossless-bfloat16", "the same tokens drafted and plain, in bfloat16", "eval.lossless",
         f"{_LOSSLESS} --dtype bfloat16 --batch-size 4 --prompts 4 --max-new-tokens 64",
         _TRIED_LOSSLESS,
     ),

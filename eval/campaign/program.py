@@ -41,8 +41,8 @@ class CampaignConfig:
     only: tuple[str, ...] = ()
     """Parts to measure, by default all: methods, lossless, qwen3-1.7b, qwen3-8b, latency-1.7b,
     latency-8b, batches, server, training, trained; with --cpu questions, benchmarks, llama-cpp,
-    llama-cpp-q4_0, llama-cpp-q8_0, llama-cpp-f16, floats, torch, sampled, copying, schema, server,
-    lossless, lossless-bfloat16."""
+    llama-cpp-q4_0, llama-cpp-q8_0, llama-cpp-f16, torch, sampled, schema, server, lossless,
+    lossless-bfloat16."""
     cpu: bool = False
     """Measure on a CPU what README.md and docs/results.md show, on a machine that does nothing
     else."""
