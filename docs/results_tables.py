@@ -1,5 +1,6 @@
 """Tables of the documents, made of the reports in results/: `python docs/results_tables.py` writes
-them between `<!-- results/cpu/NAME.json -->` and `<!-- -->`; a test compares them.
+them between `<!-- results/cpu/NAME.json -->` and `<!-- -->`, of some reports in one way of several
+(`<!-- results/cpu/NAME.json: WAY -->`); a test compares them.
 """
 
 from __future__ import annotations
@@ -14,22 +15,24 @@ from typing import Any
 from results_pages import markdown
 
 from dart_jax.programs.tables import spread
+from eval.benchmarks.registry import BENCHMARKS
 from eval.methods.registry import METHODS
 from eval.peers.engine import ENGINES
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("README.md", "docs/results.md")
 
-_BLOCK = re.compile(r"(<!-- (results/\S+\.json) -->\n\n).*?(\n\n<!-- -->)", re.S)
+_BLOCK = re.compile(r"(<!-- (results/\w+/(.+?)\.json(: .+?)?) -->\n\n).*?(\n\n<!-- -->)", re.S)
 
 
 def updated(text: str) -> str:
     """Returns a document with its tables as the reports give them now."""
 
     def table(block: re.Match[str]) -> str:
-        report = json.loads((ROOT / block[2]).read_text())
-        columns, rows = KINDS[Path(block[2]).stem](report)
-        return block[1] + markdown(columns, rows) + block[3]
+        begin, path, name, way, end = block.groups("")
+        report = json.loads((ROOT / path.removesuffix(way)).read_text())
+        columns, rows = WAYS[name + way](report)
+        return begin + markdown(columns, rows) + end
 
     return _BLOCK.sub(table, text)
 
@@ -37,21 +40,27 @@ def updated(text: str) -> str:
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
-def _questions(report: Mapping[str, Any]) -> Table:
-    """Returns a row for each group of one benchmark, plain decoding beside DART."""
-    [setting] = report["settings"]
-    rows = []
-    for group, methods in setting["groups"].items():
+def _pooled(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Returns the methods' figures over all prompts of a benchmark, by its title."""
+    return {BENCHMARKS[each["bench"]].title: each["groups"]["all"] for each in report["settings"]}
+
+
+def _by_benchmark(report: Mapping[str, Any]) -> Table:
+    """Returns a row for each benchmark, plain decoding beside DART, and their means."""
+    rows, means = [], []
+    for title, methods in _pooled(report).items():
         plain, dart = methods["plain"], methods["dart"]
         rates = spread(plain["rates"]), spread(dart["rates"])
-        ratio = spread(dart["speedups"], ".2f", "x")
-        rows.append((group, *rates, ratio, f"{dart['tau']:.2f}", _same(dart)))
-    return ("questions", "plain, tok/s", "DART, tok/s", "speed-up", "tau", "same text"), rows
+        rows.append((title, *rates, spread(dart["speedups"], ".2f", "x"), f"{dart['tau']:.2f}"))
+        means.append((statistics.median(dart["speedups"]), dart["tau"]))
+    speedup, tau = map(statistics.mean, zip(*means, strict=True))
+    rows.append(("mean", "", "", f"{speedup:.2f}x", f"{tau:.2f}"))
+    return ("benchmark", "plain, tok/s", "DART, tok/s", "speed-up", "tau"), rows
 
 
-def _benchmarks(report: Mapping[str, Any]) -> Table:
+def _by_method(report: Mapping[str, Any]) -> Table:
     """Returns a row for each method: means over benchmarks, and the least and the most of them."""
-    pooled = [setting["groups"]["all"] for setting in report["settings"]]
+    pooled = [*_pooled(report).values()]
     rows = []
     for name in pooled[0]:
         every = [methods[name] for methods in pooled]
@@ -63,8 +72,7 @@ def _benchmarks(report: Mapping[str, Any]) -> Table:
             *(f"{statistics.mean(whole):.2f}x", f"{min(whole):.2f} to {max(whole):.2f}"),
             *(f"{statistics.mean(later):.2f}x", f"{statistics.mean(x['tau'] for x in every):.2f}"),
         ]
-        same = sum(each["identical"] for each in every), sum(each["prompts"] for each in every)
-        rows.append((METHODS[name].title, *figures, "{}/{}".format(*same)))
+        rows.append((METHODS[name].title, *figures, _same(every)))
     head = ("method", "over plain", "by benchmark", "without the prefill", "tau", "same text")
     return head, rows[1:]
 
@@ -95,13 +103,13 @@ def _server(report: Mapping[str, Any]) -> Table:
     return ("clients", *head), rows
 
 
-def _same(row: Mapping[str, Any]) -> str:
-    return f"{row['identical']}/{row['prompts']}"
+def _same(rows: Sequence[Mapping[str, Any]]) -> str:
+    return "/".join(str(sum(row[count] for row in rows)) for count in ("identical", "prompts"))
 
 
-KINDS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
-    "questions": _questions,
-    "benchmarks": _benchmarks,
+WAYS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
+    "benchmarks: by benchmark": _by_benchmark,
+    "benchmarks: by method": _by_method,
     "llama-cpp": _engines,
     "server": _server,
 }

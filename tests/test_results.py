@@ -4,7 +4,9 @@ import dataclasses
 import datetime
 import json
 import re
+import statistics
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,42 @@ def test_headline_figures_are_those_of_the_page_beside_them(name, least):
                 assert found <= numbers(pages()[made]), f"{link}: {said}"
                 figures += len(found)
     assert figures > least
+
+
+def test_statements_are_those_of_the_tables():
+    """What README.md and docs/results.md say in words."""
+
+    def means(name, figure):
+        """Temperature -> method -> mean over the benchmarks of a report."""
+        found = defaultdict(lambda: defaultdict(list))
+        for setting in RESULTS[f"results/cpu/{name}.md"]["settings"]:
+            for method, row in setting["groups"]["all"].items():
+                found[setting["temperature"]][method].append(row[figure])
+        return {
+            t: {k: statistics.mean(v) for k, v in rows.items()} for t, rows in sorted(found.items())
+        }
+
+    # Sampling lowers acceptance.
+    taus = [rows["dart"] for rows in means("sampled", "tau").values()]
+    assert len(taus) == 3
+    assert taus == sorted(taus, reverse=True)
+    # DART is the fastest of the methods, and every text is plain decoding's.
+    [speedups] = means("benchmarks", "speedup").values()
+    assert max(speedups, key=speedups.get) == "dart"
+    same, prompts = (means("benchmarks", figure)[0.0] for figure in ("identical", "prompts"))
+    assert same == prompts
+    assert all(count >= 8 for count in prompts.values())
+    # Blocks decode faster than in llama.cpp, 16 bits more slowly.
+    ratios = {}
+    for name in ("llama-cpp", "llama-cpp-q4_0", "llama-cpp-q8_0", "llama-cpp-f16"):
+        rows = RESULTS[f"results/cpu/{name}.md"]["measurements"]
+        rates = {(row["engine"], row["threads"]): row["token_seconds"] for row in rows}
+        other, own = (statistics.median(rates[each, 2]) for each in ("llama.cpp", "plain"))
+        ratios[name] = other / own
+    assert ratios.pop("llama-cpp-f16") < 1
+    assert [f"{pick(ratios.values()):.1f}" for pick in (min, max)] == ["1.7", "2.9"]
+    # A server's drafts pay for one client, and not for 16.
+    loads = RESULTS["results/cpu/server.md"]["loads"]
+    ratios = {load["clients"]: statistics.median(load["ratios"]) for load in loads}
+    assert ratios[1] > 1.2
+    assert ratios[16] < 1
