@@ -1,6 +1,8 @@
-"""Tables of the documents, made of the reports in results/: `python docs/results_tables.py` writes
-them between `<!-- results/cpu/NAME.json -->` and `<!-- -->`, of some reports in one way of several
-(`<!-- results/cpu/NAME.json: WAY -->`); a test compares them.
+"""Tables of the documents, made of the reports in results/.
+
+`PYTHONPATH=. python docs/results_tables.py` writes them between `<!-- results/cpu/NAME.json -->`
+and `<!-- -->`, those of some reports in several ways (`<!-- results/cpu/NAME.json: WAY -->`); a
+test compares them.
 """
 
 from __future__ import annotations

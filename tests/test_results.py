@@ -81,7 +81,7 @@ def test_reports_of_programs_have_the_form(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_tables_are_those_of_the_reports(name):
-    """`python docs/results_tables.py` writes them."""
+    """`PYTHONPATH=. python docs/results_tables.py` writes them."""
     text = (ROOT / name).read_text()
     assert updated(text) == text
     assert updated(re.sub(r"\d+", "0", text)) != text
