@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import platform
 import shlex
 import subprocess
@@ -121,6 +122,7 @@ def _line(path: Path, begin: str) -> str:
     return next((line for line in lines if line.startswith(begin)), "")
 
 
+@functools.cache  # reports are written after each setting
 def revision() -> str | None:
     """Returns the git commit of the checkout that the program runs from, with `-dirty` if files are
     modified, or None outside a checkout."""

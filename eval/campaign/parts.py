@@ -26,6 +26,14 @@ class Part(NamedTuple):
 
 _TRAINED = "--drafter {out}/drafters/drafter --ngram {out}/drafters/ngram.dng"
 _QUICK = "--max-new-tokens 16 --repeats 1"
+# What a try of a program takes, where the part itself asks nothing of it.
+_TRIED = f"--model demo --method dart,pld --bench demo --prompts 1 {_QUICK}"
+_TRIED_LOSSLESS = (
+    "--model demo --method dart --prompts 1 --samples 0 --max-new-tokens 8 --batch-size 1 "
+    "--tree-nodes 8 --temperature 0"
+)
+_TRIED_PEERS = "--model demo --engine dart --prompts 1 --new-tokens 4 --repeats 1"
+_TRIED_SERVER = "--model demo --clients 2 --requests 4 --rounds 1 --max-new-tokens 8"
 _SHAPE = "--acceptance 3 --prompts 4 --max-new-tokens 256 --tree-nodes"
 # Where a part trains, its report is the run's own directory; in small, the second does.
 TRAINING = "train.recipes.smollm2", "train.drafter"
@@ -33,14 +41,13 @@ GPU_PARTS = (
     Part(
         "methods", "SmolLM2 with every method it has", "eval.speedup",
         "--model smollm2 --method all --bench questions --prompts 24 --max-new-tokens 256",
-        f"--model demo --method dart,pld --bench demo --prompts 1 {_QUICK}",
+        _TRIED,
     ),
     Part(
         "lossless", "the same tokens drafted and plain", "eval.lossless",
         "--model smollm2 --method all --prompts 2 --samples 0 --max-new-tokens 64 --batch-size 8 "
         "--tree-nodes 16 0 --temperature 0 1 --top-k 0 --top-p 1",
-        "--model demo --method dart --prompts 1 --samples 0 --max-new-tokens 8 --batch-size 1 "
-        "--tree-nodes 8 --temperature 0",
+        _TRIED_LOSSLESS,
     ),
     Part(
         "qwen3-1.7b", "a shape of 1.7 B parameters, three tokens a verification", "eval.speedup",
@@ -69,7 +76,7 @@ GPU_PARTS = (
     Part(
         "server", "a server under load, drafted and plain", "eval.serving",
         "--model smollm2 --clients 1 8 64 --rounds 2",
-        "--model demo --clients 2 --requests 4 --rounds 1 --max-new-tokens 8",
+        _TRIED_SERVER,
     ),
     Part(
         "training", "five minutes of training for SmolLM2", TRAINING[0],
@@ -87,13 +94,7 @@ GPU_PARTS = (
 
 _SMOLLM2 = "--model smollm2"
 _BENCHMARKS = "--bench alpaca,code_alpaca,gsm8k,humaneval,math500,mbpp,mt_bench {data}"
-_TRIED = f"--model demo --method dart,pld --bench demo --prompts 1 {_QUICK}"
-_TRIED_PEERS = "--model demo --engine dart --prompts 1 --new-tokens 4 --repeats 1"
 _LOSSLESS = "--model demo --method all --tree-nodes 0 16 --temperature 0 1 --samples 0"
-_TRIED_LOSSLESS = (
-    "--model demo --method dart --prompts 1 --samples 0 --max-new-tokens 8 --batch-size 1 "
-    "--tree-nodes 8 --temperature 0"
-)
 CPU_PARTS = (
     Part(
         "questions", "SmolLM2 on our own eight questions", "eval.speedup",
@@ -140,7 +141,7 @@ CPU_PARTS = (
     Part(
         "server", "a server of SmolLM2 under load, drafted and plain", "eval.serving",
         f"{_SMOLLM2} --clients 1 4 16 --rounds 3",
-        "--model demo --clients 2 --requests 4 --rounds 1 --max-new-tokens 8",
+        _TRIED_SERVER,
     ),
     Part(
         "lossless", "the same tokens drafted and plain", "eval.lossless",

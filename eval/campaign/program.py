@@ -94,9 +94,9 @@ class CampaignConfig:
             words = part.small
             module = TRAINING[1] if module == TRAINING[0] else module
         data = ["--data-dir", str(self.data_dir)] if self.data_dir else []
-        quoted = (shlex.quote(str(each)) for each in (self.place, self.models))
-        places = dict(zip(("out", "models"), quoted, strict=True), data=shlex.join(data))
-        return ["-m", module, *shlex.split(words.format(**places))]
+        out, models = (shlex.quote(str(each)) for each in (self.place, self.models))
+        words = words.format(out=out, models=models, data=shlex.join(data))
+        return ["-m", module, *shlex.split(words)]
 
     def lacks(self, part: Part) -> str | None:
         """Returns why a part cannot be measured, or None."""
