@@ -13,6 +13,7 @@ import tyro
 
 from dart_jax.__main__ import PROGRAMS, find_main, find_programs
 from dart_jax.programs.model_choice import ModelChoice
+from dart_jax.programs.options import OPTIONS
 from dart_jax.programs.processes import DistributedConfig
 
 ROOT = Path(__file__).parents[1]
@@ -95,7 +96,7 @@ def options_of(name: str) -> list[tuple[str, list[Option]]]:
 def _parser(kind: Any, config: Any = ()) -> argparse.ArgumentParser:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        return tyro.extras.get_parser(kind, config=config)
+        return tyro.extras.get_parser(kind, config=config, registry=OPTIONS)
 
 
 def _options(parser: argparse.ArgumentParser) -> list[Option]:
@@ -104,15 +105,15 @@ def _options(parser: argparse.ArgumentParser) -> list[Option]:
 
 
 def _option(action: argparse.Action) -> Option:
-    # The help ends with the default, or says that there is none.
+    # The help ends with the default if it says anything, or that a value is needed.
     text = " ".join((action.help or "").split())
-    description, _, rest = text.rpartition(" (")
-    default = rest.removesuffix(")").removeprefix("default:").strip().replace(f"{ROOT}/", "")
+    description, end = re.fullmatch(r"(.*?)(?: \((default: .*|required)\))?", text).groups()
+    default = (end or "").removeprefix("default: ").replace(f"{ROOT}/", "")
     if action.nargs == 0 and action.option_strings:
-        default = {"True": "on", "False": "off"}[default]
+        default = "on" if default == "True" else "off"
     value = "" if action.metavar is None else str(action.metavar)
     name = " or ".join(action.option_strings)
-    return Option(f"{name} {value}".strip(), "" if default == "None" else default, description)
+    return Option(f"{name} {value}".strip(), default, description)
 
 
 def _table(options: list[Option]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.files import check_writable, write_atomically
 from dart_jax.programs.tables import table
 from eval.campaign.parts import CPU_PARTS, GPU_PARTS, TRAINING, Part
@@ -60,7 +60,8 @@ class CampaignConfig:
         names = [part.name for part in self.parts]
         for name in self.only:
             if name not in names:
-                raise UserError(f"no part {name!r}; pass some of {', '.join(names)}")
+                cure = meant(name, names, f"pass some of {', '.join(names)}")
+                raise UserError(f"no part {name!r}; {cure}")
         if not 0 < self.minutes < math.inf:
             raise UserError(f"--minutes must be a finite number above 0, got {self.minutes:g}")
         if not self.cpu and (self.data_dir or self.models):

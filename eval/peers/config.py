@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.programs.command_line import check_least
 from dart_jax.programs.model_choice import ModelChoice
 from eval.peers.engine import ENGINES
@@ -48,4 +48,5 @@ class PeersConfig(ModelChoice):
         check_bench(self.bench)
         for name in self.engine:
             if name not in ENGINES:
-                raise UserError(f"no engine {name!r}; pass some of {', '.join(ENGINES)}")
+                cure = meant(name, ENGINES, f"pass some of {', '.join(ENGINES)}")
+                raise UserError(f"no engine {name!r}; {cure}")
