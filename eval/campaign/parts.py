@@ -140,7 +140,7 @@ CPU_PARTS = (
     ),
     Part(
         "server", "a server of SmolLM2 under load, drafted and plain", "eval.serving",
-        f"{_SMOLLM2} --clients 1 4 16 --rounds 3",
+        f"{_SMOLLM2} --bench mt_bench {{data}} --clients 1 4 16 --rounds 3",
         _TRIED_SERVER,
     ),
     Part(

@@ -22,8 +22,10 @@ class ServingBenchConfig(ModelChoice):
     serve_options: str = ""
     """More options of the servers that are started: --serve-options="--slots 8 --queue 512"."""
     bench: str = "demo"
-    """Prompts: demo, functions of library modules; a benchmark, such as mt_bench, whose
-    answers follow no schema here; or its file."""
+    """Prompts, in random order: demo, functions of library modules; or the first questions of
+    benchmarks, such as mt_bench, or of their files, whose answers follow no schema here."""
+    data_dir: Path | None = None
+    """Directory of the benchmarks' files; by default they come from the Hugging Face hub."""
     temperature: float = 0.0
     """Sampling temperature; 0 is greedy."""
     max_new_tokens: int = 128

@@ -16,7 +16,6 @@ import numpy as np
 from dart_jax.errors import UserError
 from dart_jax.text.tokenizer import Tokenizer
 from eval.benchmarks.prompts import first_prompts
-from eval.benchmarks.registry import DEMO
 from eval.serving.client import Body
 from eval.serving.config import ServingBenchConfig
 
@@ -54,14 +53,13 @@ _PROMPTS = 256  # functions of each of the demo's groups, or questions of a benc
 def bench_requests(config: ServingBenchConfig, tokenizer: Tokenizer) -> Callable[[int], Body]:
     """Returns a function from a number to that request; prompts come again after the last one.
     Raises UserError if the benchmark's files are missing."""
-    prompts = [each.tokens for each in first_prompts(config.bench, tokenizer, None, _PROMPTS)]
-    if config.bench == DEMO:
-        # Prompts of a group follow each other: a few requests should come from all of them.
-        prompts = [prompts[n] for n in np.random.default_rng(config.seed).permutation(len(prompts))]
+    prompts = first_prompts(config.bench, tokenizer, config.data_dir, _PROMPTS)
+    # Those of a group follow each other: a few requests should come from all of them.
+    order = np.random.default_rng(config.seed).permutation(len(prompts))
 
     def request(number: int) -> Body:
         return {
-            "prompt": prompts[number % len(prompts)].tolist(),
+            "prompt": prompts[order[number % len(prompts)]].tokens.tolist(),
             "max_tokens": config.max_new_tokens,
             "temperature": config.temperature,
             "seed": (config.seed + number) % 2**32,
