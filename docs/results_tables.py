@@ -1,8 +1,9 @@
 """Tables of the documents, made of the reports in results/.
 
 `PYTHONPATH=. python docs/results_tables.py` writes them between `<!-- results/cpu/NAME.json -->`
-and `<!-- -->`, those of some reports in several ways (`<!-- results/cpu/NAME.json: WAY -->`); a
-test compares them.
+and `<!-- -->`, those of some reports in several ways (`<!-- results/cpu/NAME.json: WAY -->`), and
+some of all reports whose names begin alike (`<!-- results/cpu/NAME*.json -->`); a test compares
+them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from results_pages import markdown
 
 from dart_jax.programs.tables import spread
-from eval.benchmarks.registry import BENCHMARKS
+from eval.benchmarks.registry import find
 from eval.methods.registry import METHODS
 from eval.peers.engine import ENGINES
 
@@ -32,8 +33,8 @@ def updated(text: str) -> str:
 
     def table(block: re.Match[str]) -> str:
         begin, path, name, way, end = block.groups("")
-        report = json.loads((ROOT / path.removesuffix(way)).read_text())
-        columns, rows = WAYS[name + way](report)
+        files = sorted(ROOT.glob(path.removesuffix(way)))
+        columns, rows = WAYS[name + way](*(json.loads(file.read_text()) for file in files))
         return begin + markdown(columns, rows) + end
 
     return _BLOCK.sub(table, text)
@@ -44,7 +45,7 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def _pooled(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """Returns the methods' figures over all prompts of a benchmark, by its title."""
-    return {BENCHMARKS[each["bench"]].title: each["groups"]["all"] for each in report["settings"]}
+    return {find(each["bench"]).title: each["groups"]["all"] for each in report["settings"]}
 
 
 def _by_benchmark(report: Mapping[str, Any]) -> Table:
@@ -79,6 +80,21 @@ def _by_method(report: Mapping[str, Any]) -> Table:
     return head, rows[1:]
 
 
+def _copying(*reports: Mapping[str, Any]) -> Table:
+    """Returns a row for each target: what drafts of its text give by workload, beside prompt lookup,
+    and their means."""
+    rows, workloads = [], [*_pooled(reports[0])]
+    for report in reports:
+        both = [
+            [methods[name]["speedup"] for methods in _pooled(report).values()]
+            for name in ("text", "pld")
+        ]
+        pairs = [*zip(*both, strict=True), map(statistics.mean, both)]
+        cells = (" / ".join(f"{ratio:.2f}" for ratio in pair) for pair in pairs)
+        rows.append((report["title"].partition(":")[0], *cells))
+    return ("target", *workloads, "mean"), rows
+
+
 def _engines(report: Mapping[str, Any]) -> Table:
     """Returns a row for each engine, with a column for each number of threads."""
     engines: dict[str, list[str]] = {}
@@ -109,9 +125,10 @@ def _same(rows: Sequence[Mapping[str, Any]]) -> str:
     return "/".join(str(sum(row[count] for row in rows)) for count in ("identical", "prompts"))
 
 
-WAYS: dict[str, Callable[[Mapping[str, Any]], Table]] = {
+WAYS: dict[str, Callable[..., Table]] = {
     "benchmarks: by benchmark": _by_benchmark,
     "benchmarks: by method": _by_method,
+    "copying*": _copying,
     "llama-cpp": _engines,
     "server": _server,
 }

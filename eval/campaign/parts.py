@@ -94,6 +94,7 @@ GPU_PARTS = (
 
 _SMOLLM2 = "--model smollm2"
 _BENCHMARKS = "--bench alpaca,code_alpaca,gsm8k,humaneval,math500,mbpp,mt_bench {data}"
+_COPY = "--bench copy {data} --prompts 8 --repeats 1"
 _LOSSLESS = "--model demo --method all --tree-nodes 0 16 --temperature 0 1 --samples 0"
 CPU_PARTS = (
     Part(
@@ -137,6 +138,21 @@ CPU_PARTS = (
         f"{_SMOLLM2} --method dart --bench alpaca,gsm8k,mt_bench {{data}} --prompts 8 --repeats 1 "
         "--max-new-tokens 96 --json-schema examples/answer_schema.json",
         _TRIED,
+    ),
+    Part(
+        "copying", "SmolLM2, Q4_1: texts that repeat their prompts", "eval.speedup",
+        f"{_SMOLLM2} --method text,pld,dart,dart_alone {_COPY}",
+        _TRIED,
+    ),
+    *(
+        Part(
+            f"copying-{name}", f"{title}, Q4_K_M: texts that repeat their prompts", "eval.speedup",
+            f"--target {{models}}/{name}-q4_k_m.gguf --method text,pld {_COPY}",
+            _TRIED,
+        )
+        for name, title in (
+            ("qwen2.5-coder-0.5b", "Qwen2.5-Coder-0.5B"), ("gemma-3-270m", "Gemma-3-270M"),
+        )
     ),
     Part(
         "server", "a server of SmolLM2 under load, drafted and plain", "eval.serving",

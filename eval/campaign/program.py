@@ -41,8 +41,8 @@ class CampaignConfig:
     only: tuple[str, ...] = ()
     """Parts to measure, by default all: methods, lossless, qwen3-1.7b, qwen3-8b, latency-1.7b,
     latency-8b, batches, server, training, trained; with --cpu questions, benchmarks, llama-cpp,
-    llama-cpp-q4_0, llama-cpp-q8_0, llama-cpp-f16, torch, sampled, schema, server, lossless,
-    lossless-bfloat16."""
+    llama-cpp-q4_0, llama-cpp-q8_0, llama-cpp-f16, torch, sampled, schema, copying,
+    copying-qwen2.5-coder-0.5b, copying-gemma-3-270m, server, lossless, lossless-bfloat16."""
     cpu: bool = False
     """Measure on a CPU what README.md and docs/results.md show, on a machine that does nothing
     else."""
@@ -51,7 +51,8 @@ class CampaignConfig:
     hub."""
     models: Path | None = None
     """Directory of smollm2-q4_0.gguf, smollm2-q8_0.gguf and smollm2-f16.gguf, made by
-    llama-quantize, for --cpu; without them the parts that need them are left out."""
+    llama-quantize, and of qwen2.5-coder-0.5b-q4_k_m.gguf and gemma-3-270m-q4_k_m.gguf, for --cpu;
+    parts whose file is missing are left out."""
     small: bool = False
     """Try the campaign itself, with settings of seconds that say nothing of the device, in --out's
     directory small."""

@@ -111,7 +111,8 @@ def test_what_the_documents_show_can_be_measured(tmp_path):
             assert getattr(options, "data_dir", None) in ((None,) if small else (None, data))
     lacking = {part.name: config.lacks(part) for part in CPU_PARTS}
     assert {name for name, why in lacking.items() if why} == {
-        f"llama-cpp-{type}" for type in ("q4_0", "q8_0", "f16")
+        *(f"llama-cpp-{type}" for type in ("q4_0", "q8_0", "f16")),
+        *("copying-qwen2.5-coder-0.5b", "copying-gemma-3-270m"),
     }
     assert lacking["llama-cpp-f16"] == "no smollm2-f16.gguf in --models"
     models.mkdir()
