@@ -81,8 +81,8 @@ def _by_method(report: Mapping[str, Any]) -> Table:
 
 
 def _copying(*reports: Mapping[str, Any]) -> Table:
-    """Returns a row for each target: what drafts of its text give by workload, beside prompt lookup,
-    and their means."""
+    """Returns a row for each target: what drafts of its text give by workload, beside prompt
+    lookup, and their means."""
     rows, workloads = [], [*_pooled(reports[0])]
     for report in reports:
         both = [
