@@ -24,10 +24,10 @@ constexpr const char* kInstructions[] = {
 const std::map<std::string, dart::WeightType>& types() {
   using dart::WeightType;
   static const std::map<std::string, WeightType> types = {
-      {"F32", WeightType::kFloat32}, {"BF16", WeightType::kBfloat16}, {"Q4_0", WeightType::kQ4_0},
-      {"Q4_1", WeightType::kQ4_1},   {"Q5_0", WeightType::kQ5_0},     {"Q5_1", WeightType::kQ5_1},
-      {"Q8_0", WeightType::kQ8_0},   {"Q4_K", WeightType::kQ4_K},     {"Q5_K", WeightType::kQ5_K},
-      {"Q6_K", WeightType::kQ6_K},
+      {"F32", WeightType::kFloat32}, {"F16", WeightType::kFloat16}, {"BF16", WeightType::kBfloat16},
+      {"Q4_0", WeightType::kQ4_0},   {"Q4_1", WeightType::kQ4_1},   {"Q5_0", WeightType::kQ5_0},
+      {"Q5_1", WeightType::kQ5_1},   {"Q8_0", WeightType::kQ8_0},   {"Q4_K", WeightType::kQ4_K},
+      {"Q5_K", WeightType::kQ5_K},   {"Q6_K", WeightType::kQ6_K},
   };
   return types;
 }

@@ -21,7 +21,9 @@ inline bool has_tiles(const xla::ffi::AnyBuffer& tiles, dart::WeightType type, s
            (!dart::form_of(type).super || in % dart::block_inputs(dart::form_of(type)) == 0) &&
            size(1) == dart::tile_bytes(dart::form_of(type), in);
   }
-  const auto wanted = type == dart::WeightType::kFloat32 ? xla::ffi::F32 : xla::ffi::BF16;
+  const auto wanted = type == dart::WeightType::kFloat32   ? xla::ffi::F32
+                      : type == dart::WeightType::kFloat16 ? xla::ffi::F16
+                                                           : xla::ffi::BF16;
   return tiles.element_type() == wanted && shape.size() == 3 && size(0) == count &&
          size(1) == in && size(2) == dart::kTileWidth;
 }

@@ -76,9 +76,9 @@ def load_target(
     Args:
       directory: the checkpoint.
       dtype: float32, bfloat16 or float16; weights are converted to it.
-      form: what is prepared while loading: before tiles, kernels and embeddings that are stored in
-        bfloat16 stay so, and those that a GGUF file has in blocks become tiles of these; matrices
-        are rounded to 8 bits.
+      form: what is prepared while loading: before tiles of float32, kernels and embeddings that
+        are stored in 16 bits stay so, and those that a GGUF file has in blocks become tiles of
+        these; matrices are rounded to 8 bits.
       mesh: devices that share the target (see `models.sharding`). A process reads no more than its
         devices get. If they are more than heads of keys and values, the config has one for each.
       place: makes, of the config, what puts parameters onto devices, where no mesh says where they

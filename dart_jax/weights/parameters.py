@@ -38,7 +38,7 @@ from dart_jax.weights.tensor_files import TensorFiles
 STORED_DTYPES = ("float64", "float32", "float16", "bfloat16")
 _MAX_PROBLEMS = 8
 _Read = Callable[[Region], np.ndarray]
-_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_HALVES = np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)
 
 
 def load_params(
@@ -66,8 +66,9 @@ def load_params(
     _check(files, entries)
     shapes = {path: leaf.shape for path, leaf in leaves(abstract)}
     dtypes = {path: leaf.dtype for path, leaf in leaves(abstract)}
-    if form.tiles:
-        dtypes |= dict.fromkeys(_kernels_in(_BFLOAT16, files, entries), _BFLOAT16)
+    if form.tiles and dtype == np.float32:
+        for half in _HALVES:
+            dtypes |= dict.fromkeys(_kernels_in(half, files, entries), half)
     left = collections.Counter(piece.path for e in entries.values() for piece in e.pieces)
     buffers: dict[ParamPath, list[tuple[Part, np.ndarray]]] = {}
     loaded: dict[ParamPath, Kernel | Tiles] = {}

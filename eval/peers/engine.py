@@ -99,7 +99,7 @@ def _weights(target: Any) -> str:
             for type, out in zip(leaf.types, leaf.outs, strict=True):
                 types[type] += out * leaf.d_in
     (most, _), *_ = types.most_common(1) or [(dtype_of(target).name, 0)]
-    return {"F32": "float32", "BF16": "bfloat16"}.get(most, most)
+    return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(most, most)
 
 
 def load_torch(setup: Setup) -> Loaded:

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "half.h"
 #include "lanes.h"
 #include "unroll.h"
 
@@ -26,6 +27,10 @@ struct Avx512 {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
     const __m512i wide = _mm512_maskz_cvtepu16_epi32(0xffff, bits);
     return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, wide, 16));
+  }
+  static Vector load(const Half* from) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    return _mm512_maskz_cvtph_ps(0xffff, bits);
   }
   static void store(float* to, Vector value) { _mm512_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm512_fmadd_ps(a, b, c); }

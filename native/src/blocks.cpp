@@ -166,12 +166,14 @@ void pack(const BlockForm& form, std::size_t inputs, std::size_t out, std::uint8
 
 // The weights of one output out of tiles of floats.
 template <class Weight>
-void unpack_floats(const Weight* tiles, std::size_t inputs, std::size_t output, float* weights) {
-  const Weight* const column =
-      tiles + output / kTileWidth * inputs * kTileWidth + output % kTileWidth;
+void unpack_floats(const void* tiles, std::size_t inputs, std::size_t output, float* weights) {
+  const Weight* const column = static_cast<const Weight*>(tiles) +
+                               output / kTileWidth * inputs * kTileWidth + output % kTileWidth;
   for (std::size_t i = 0; i < inputs; ++i) {
     const Weight weight = column[i * kTileWidth];
-    if constexpr (sizeof(Weight) == 2) {
+    if constexpr (std::is_same_v<Weight, Half>) {
+      weights[i] = of_half(static_cast<std::uint16_t>(weight));
+    } else if constexpr (std::is_same_v<Weight, std::uint16_t>) {
       weights[i] = of_bits(static_cast<std::uint32_t>(weight) << 16);
     } else {
       weights[i] = weight;
@@ -223,11 +225,10 @@ void pack_q8_0(const float* weights, std::size_t inputs, std::size_t out, std::u
 
 void unpack_row(WeightType type, const void* tiles, std::size_t inputs, std::size_t output,
                 float* weights) {
-  if (type == WeightType::kFloat32) {
-    return unpack_floats(static_cast<const float*>(tiles), inputs, output, weights);
-  }
+  if (type == WeightType::kFloat32) return unpack_floats<float>(tiles, inputs, output, weights);
+  if (type == WeightType::kFloat16) return unpack_floats<Half>(tiles, inputs, output, weights);
   if (type == WeightType::kBfloat16) {
-    return unpack_floats(static_cast<const std::uint16_t*>(tiles), inputs, output, weights);
+    return unpack_floats<std::uint16_t>(tiles, inputs, output, weights);
   }
   const BlockForm form = form_of(type);
   const std::size_t c = output % kTileWidth;

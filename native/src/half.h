@@ -4,6 +4,10 @@
 #include <cstdint>
 
 namespace dart {
+
+// The bits of a float16, as an array's elements; those of a bfloat16 are std::uint16_t.
+enum class Half : std::uint16_t {};
+
 namespace {
 
 inline float of_bits(std::uint32_t bits) {

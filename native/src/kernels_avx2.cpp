@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 
+#include "half.h"
 #include "kernel_table.h"
 #include "lanes.h"
 
@@ -23,6 +24,9 @@ struct Avx2 {
   static Vector load(const std::uint16_t* from) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static Vector load(const Half* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
   static void store(float* to, Vector value) { _mm256_storeu_ps(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }

@@ -5,6 +5,7 @@
 
 #include <arm_neon.h>
 
+#include "half.h"
 #include "kernel_table.h"
 
 namespace dart {
@@ -21,6 +22,10 @@ struct Neon {
   static Vector load(const float* from) { return vld1q_f32(from); }
   static Vector load(const std::uint16_t* from) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));
+  }
+  static Vector load(const Half* from) {
+    const auto* const bits = reinterpret_cast<const std::uint16_t*>(from);
+    return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(bits)));
   }
   static void store(float* to, Vector value) { vst1q_f32(to, value); }
   static Vector multiply_add(Vector a, Vector b, Vector c) { return vfmaq_f32(c, a, b); }

@@ -1,6 +1,7 @@
 // Layers in plain C++, for any processor; see kernels.h.
 #include <cstring>
 
+#include "half.h"
 #include "kernel_table.h"
 
 namespace dart {
@@ -43,6 +44,11 @@ struct Portable {
     for (int i = 0; i < kSize; ++i) bits[i] = static_cast<std::uint32_t>(from[i]) << 16;
     Vector vector;
     std::memcpy(vector.values, bits, sizeof bits);
+    return vector;
+  }
+  static Vector load(const Half* from) {
+    Vector vector;
+    for (int i = 0; i < kSize; ++i) vector.values[i] = of_half(static_cast<std::uint16_t>(from[i]));
     return vector;
   }
   static void store(float* to, const Vector& value) {

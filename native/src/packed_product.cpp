@@ -43,7 +43,7 @@ std::size_t threads_for(const PackedProduct* products, std::size_t count, std::s
 
 std::size_t bytes_of(WeightType type, std::size_t in, std::size_t out) {
   if (in_blocks(type)) return tiles_of(out) * tile_bytes(form_of(type), in);
-  return tiles_of(out) * kTileWidth * in * (type == WeightType::kBfloat16 ? 2 : 4);
+  return tiles_of(out) * kTileWidth * in * (type == WeightType::kFloat32 ? 4 : 2);
 }
 
 std::size_t threads_for(const PackedProduct* products, std::size_t count, std::size_t threads) {

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "half.h"
 #include "kernels.h"
 #include "unroll.h"
 
@@ -250,10 +251,13 @@ void multiply_tiles_of(const PackedProduct& product, std::size_t first, std::siz
 // Computes the outputs of tiles [first, last).
 template <class Lanes>
 void multiply_tiles(const PackedProduct& product, std::size_t first, std::size_t last) {
-  if (product.weights == WeightType::kBfloat16) {
-    multiply_tiles_of<Lanes, std::uint16_t>(product, first, last);
-  } else {
-    multiply_tiles_of<Lanes, float>(product, first, last);
+  switch (product.weights) {
+    case WeightType::kFloat16:
+      return multiply_tiles_of<Lanes, Half>(product, first, last);
+    case WeightType::kBfloat16:
+      return multiply_tiles_of<Lanes, std::uint16_t>(product, first, last);
+    default:
+      return multiply_tiles_of<Lanes, float>(product, first, last);
   }
 }
 

@@ -15,6 +15,7 @@
 #endif
 
 #include "check.h"
+#include "half.h"
 #include "instruction_sets.h"
 
 namespace {
@@ -23,11 +24,12 @@ using dart::Instructions;
 using dart::WeightType;
 
 constexpr std::size_t kWidth = dart::kTileWidth;
-constexpr WeightType kTypes[] = {WeightType::kFloat32, WeightType::kBfloat16};
+constexpr WeightType kTypes[] = {WeightType::kFloat32, WeightType::kFloat16,
+                                 WeightType::kBfloat16};
 
-// A random problem. Its weights are bfloat16 numbers, so that both types hold the same. All arrays
-// begin one element after an allocation's begin, and end with it: they are aligned as little as
-// possible, and a sanitizer sees what is read beyond.
+// A random problem. Its weights are bfloat16 numbers, so that float32 holds the same; those in float16
+// are others. All arrays begin one element after an allocation's begin, and end with it: they are
+// aligned as little as possible, and a sanitizer sees what is read beyond.
 struct Problem {
   Problem(std::size_t rows, std::size_t in, std::size_t out, float scale = 1)
       : rows(rows), in(in), out(out), tiles((out + kWidth - 1) / kWidth) {
@@ -37,6 +39,7 @@ struct Problem {
     for (float& value : x) value = normal(random);
     weights.assign(tiles * in * kWidth + 1, 0);
     halves.assign(weights.size(), 0);
+    float16.assign(weights.size(), 0);
     for (std::size_t i = 1; i < weights.size(); ++i) {
       // What lies beyond the outputs must not matter.
       const std::size_t column = (i - 1) / (in * kWidth) * kWidth + (i - 1) % kWidth;
@@ -47,15 +50,20 @@ struct Problem {
       halves[i] = static_cast<std::uint16_t>(bits >> 16);
       bits &= 0xffff0000u;
       std::memcpy(&weights[i], &bits, sizeof bits);
+      // A seventh of them is so small that float16 holds fewer digits.
+      const float small = i % 7 == 0 ? value * 1e-5f : value;
+      float16[i] = dart::nearest_half(std::fabs(small)) | (std::signbit(small) ? 0x8000 : 0);
     }
   }
 
-  float weight(std::size_t input, std::size_t output) const {
-    return weights[1 + (output / kWidth * in + input) * kWidth + output % kWidth];
+  float weight(std::size_t input, std::size_t output, WeightType type) const {
+    const std::size_t i = 1 + (output / kWidth * in + input) * kWidth + output % kWidth;
+    return type == WeightType::kFloat16 ? dart::of_half(float16[i]) : weights[i];
   }
 
   // [rows, out], with the arithmetic of these instructions.
-  std::vector<float> expected(Instructions instructions) const {
+  std::vector<float> expected(Instructions instructions,
+                              WeightType type = WeightType::kFloat32) const {
     std::vector<float> y(rows * out);
     for (std::size_t r = 0; r < rows; ++r) {
       for (std::size_t o = 0; o < out; ++o) {
@@ -63,9 +71,9 @@ struct Problem {
         for (std::size_t i = 0; i < in; ++i) {
           const float value = x[1 + r * in + i];
           if (instructions == Instructions::kPortable) {
-            sum = value * weight(i, o) + sum;
+            sum = value * weight(i, o, type) + sum;
           } else {
-            sum = std::fma(value, weight(i, o), sum);
+            sum = std::fma(value, weight(i, o, type), sum);
           }
         }
         y[r * out + o] = sum;
@@ -83,8 +91,9 @@ struct Problem {
     product.bias = bias;
     product.residual = residual;
     product.x = x.data() + 1;
-    product.tiles = type == WeightType::kFloat32 ? static_cast<const void*>(weights.data() + 1)
-                                                 : static_cast<const void*>(halves.data() + 1);
+    product.tiles = type == WeightType::kFloat32   ? static_cast<const void*>(weights.data() + 1)
+                    : type == WeightType::kFloat16 ? static_cast<const void*>(float16.data() + 1)
+                                                   : static_cast<const void*>(halves.data() + 1);
     product.y = y.data() + 1;
     product.rows = first_rows;
     product.in = in;
@@ -97,7 +106,7 @@ struct Problem {
 
   std::size_t rows, in, out, tiles;
   std::vector<float> x, weights;
-  std::vector<std::uint16_t> halves;
+  std::vector<std::uint16_t> halves, float16;
 };
 
 // Whether the bits of `some` are those that `all` begins with.
@@ -106,8 +115,8 @@ bool begins(const std::vector<float>& all, const std::vector<float>& some) {
 }
 
 void check(const Problem& problem, Instructions instructions, std::size_t step = 1) {
-  const std::vector<float> expected = problem.expected(instructions);
   for (WeightType type : kTypes) {
+    const std::vector<float> expected = problem.expected(instructions, type);
     for (std::size_t rows = 0; rows <= problem.rows; rows += step) {
       CHECK(begins(expected, problem.multiply(rows, instructions, type)));
     }
@@ -137,8 +146,8 @@ void test_numbers_of_rows() {
 void test_threads() {
   const Problem problem(9, 300, 2200);
   for (Instructions instructions : supported()) {
-    const std::vector<float> expected = problem.expected(instructions);
     for (WeightType type : kTypes) {
+      const std::vector<float> expected = problem.expected(instructions, type);
       for (std::size_t threads : {2, 3, 17, 100}) {
         for (std::size_t rows : {1, 9}) {
           CHECK(begins(expected, problem.multiply(rows, instructions, type, threads)));

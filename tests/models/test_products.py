@@ -65,6 +65,21 @@ def test_packing_keeps_every_weight(dtype, d_out):
 
 
 @native
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_weights_in_float16(dtype):
+    """Those that bfloat16 does not hold stay in 16 bits, the smallest ones, too, and a product is
+    that of float32, bit for bit."""
+    x, w = random(5, 70, 50)
+    w = (w + 2.0**-9).at[3].multiply(2.0**-14).astype(jnp.float16)
+    tiles = pack_exactly(w.astype(dtype))
+    assert tiles.types == ("F16",)
+    wide = w.astype(jnp.float32)
+    same_bits(tiles.transposed(), wide.T)
+    same_bits(product(x, tiles), product(x, pack(wide)))
+    assert pack_exactly(wide.at[0, 0].add(2.0**-20)).types == ("F32",)
+
+
+@native
 @pytest.mark.parametrize(
     ("d_in", "d_out", "dtype"), [(1, 1, jnp.float32), (64, 32, jnp.bfloat16), (65, 33, jnp.float32)]
 )

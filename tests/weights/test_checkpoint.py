@@ -107,8 +107,8 @@ def test_round_trip(tmp_path, dtype, name, shard):
     assert ("model.safetensors" in names) == (shard == 10**9) == (len(names) == 2)
 
 
-@pytest.mark.parametrize("stored", [jnp.float32, jnp.bfloat16])
-def test_matrices_stay_in_bfloat16(tmp_path, stored):
+@pytest.mark.parametrize("stored", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_matrices_stay_in_16_bits(tmp_path, stored):
     save_target(tmp_path / "target", TARGET, random_params(TARGET, dtype=stored))
     save_drafter(tmp_path / "drafter", SCORED, random_params(SCORED, dtype=stored), IDS)
     for load, name in ((load_target, "target"), (load_drafter, "drafter")):
@@ -116,9 +116,9 @@ def test_matrices_stay_in_bfloat16(tmp_path, stored):
         loaded = load(tmp_path / name, form=WeightsForm(tiles=True))[1]
         assert_same_bits(jax.tree.map(lambda x: x.astype("float32"), loaded), wide)
         for path, leaf in jax.tree_util.tree_leaves_with_path(loaded):
-            kept = path[-1].key in ("kernel", "embed_tokens") and stored == jnp.bfloat16
-            assert (leaf.dtype == jnp.bfloat16) == kept
-    # In bfloat16 there is nothing to keep.
+            kept = path[-1].key in ("kernel", "embed_tokens")
+            assert leaf.dtype == (stored if kept else jnp.float32)
+    # In other dtypes weights are converted.
     target = tmp_path / "target"
     both = (load_target(target, jnp.bfloat16, form=WeightsForm(tiles=x))[1] for x in (False, True))
     assert_same_bits(*both)

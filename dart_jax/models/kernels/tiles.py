@@ -2,7 +2,7 @@
 
 XLA's products of a few rows take several times as long as reading the weights. Tiles are stored in
 the order in which they are read, and each value is summed in one fixed order: a row's bits do not
-depend on other rows or on threads. With weights in bfloat16 arithmetic is float32 all the same.
+depend on other rows or on threads. With weights in 16 bits arithmetic is float32 all the same.
 Weights of GGUF's types of 4 to 8 bits stay in their blocks; the inputs are rounded to 8 bits, too,
 in groups of 32 that share a scale, and the products within a group are summed as integers. Products
 cannot be differentiated, nor mapped by `jax.vmap`.
@@ -29,7 +29,10 @@ TILE = 32  # outputs of a tile
 # Activations of gated MLPs, and the core's names of them.
 CORE_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
 # Types of GGUF's files that are computed as they are stored.
-BLOCK_TYPES = frozenset(_core.weight_types) - {"F32", "BF16"}
+BLOCK_TYPES = frozenset(_core.weight_types) - {"F32", "F16", "BF16"}
+
+# Of floats, by dtype.
+_TYPES = {jnp.dtype("float32"): "F32", jnp.dtype("float16"): "F16", jnp.dtype("bfloat16"): "BF16"}
 
 
 @jax.tree_util.register_dataclass
@@ -38,9 +41,9 @@ class Tiles:
     """A matrix [in, out] in tiles, in one or more parts that follow each other along its outputs.
 
     Attributes:
-      parts: tiles of `TILE` outputs each: float32 or bfloat16 [n, in, TILE], or uint8 [n, bytes] as
-        in native/include/dart/blocks.h.
-      types: of the parts, by GGUF's names: F32, BF16 or one of `BLOCK_TYPES`.
+      parts: tiles of `TILE` outputs each: float32, float16 or bfloat16 [n, in, TILE], or uint8
+        [n, bytes] as in native/include/dart/blocks.h.
+      types: of the parts, by GGUF's names: F32, F16, BF16 or one of `BLOCK_TYPES`.
       outs: of the parts.
       d_in: inputs.
     """
@@ -92,25 +95,25 @@ class Tiles:
 # Jitted, so that memory holds little but the weights and the tiles.
 @partial(jax.jit, static_argnames=("transposed", "dtype"))
 def pack(weights: jax.Array, transposed: bool = False, dtype: DTypeLike | None = None) -> Tiles:
-    """Stores weights [in, out], float32 or bfloat16, in tiles of a dtype, by default their own; if
-    `transposed`, weights [out, in]."""
+    """Stores weights [in, out], of a dtype in `_TYPES`, in tiles of another of them, by default
+    their own; if `transposed`, weights [out, in]."""
     weights = (weights.T if transposed else weights).astype(dtype or weights.dtype)
     d_in, d_out = weights.shape
     padded = jnp.pad(weights, ((0, 0), (0, -d_out % TILE)))
     tiles = padded.reshape(d_in, padded.shape[1] // TILE, TILE).swapaxes(0, 1)
-    return Tiles((tiles,), ("BF16" if tiles.dtype == jnp.bfloat16 else "F32",), (d_out,), d_in)
+    return Tiles((tiles,), (_TYPES[tiles.dtype],), (d_out,), d_in)
 
 
 def pack_exactly(weights: jax.Array, transposed: bool = False) -> Tiles:
-    """Stores weights in tiles of bfloat16 if that holds their values exactly, as it does for most
+    """Stores weights in tiles of 16 bits if these hold their values exactly, as they do for most
     published checkpoints; otherwise of their dtype."""
-    exact = bool(_fits_bfloat16(weights))
-    return pack(weights, transposed, jnp.bfloat16 if exact else None)
+    exact = (dtype for dtype in (jnp.bfloat16, jnp.float16) if _holds(dtype, weights))
+    return pack(weights, transposed, next(exact, None))
 
 
-@jax.jit
-def _fits_bfloat16(weights: jax.Array) -> jax.Array:
-    return jnp.all(weights.astype(jnp.bfloat16).astype(weights.dtype) == weights)
+@partial(jax.jit, static_argnums=0)
+def _holds(dtype: DTypeLike, weights: jax.Array) -> jax.Array:
+    return jnp.all(weights.astype(dtype).astype(weights.dtype) == weights)
 
 
 def pack_int8(weights: jax.Array, transposed: bool = False) -> Tiles:

@@ -17,6 +17,7 @@ constexpr std::size_t kTileWidth = 32;
 // The form of stored weights: floats, or GGUF's blocks of these names.
 enum class WeightType {
   kFloat32,
+  kFloat16,
   kBfloat16,
   kQ4_0,
   kQ4_1,
