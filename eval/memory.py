@@ -61,7 +61,7 @@ class MemoryConfig:
     """N-gram file that the GPU searches (--search device)."""
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """dtype of weights and caches: auto is float16 for a T4, otherwise bfloat16. On a CPU, the
-    weights of products that bfloat16 holds exactly take 2 bytes each also in float32."""
+    weights of products that bfloat16 or float16 holds exactly take 2 bytes each also in float32."""
     weights: Literal["stored", "int8"] = "stored"
     """Storage of the weights of linear layers and experts: with that dtype, or in 8 bits with a
     scale for each output, as on GPUs and TPUs."""
