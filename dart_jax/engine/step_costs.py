@@ -26,9 +26,12 @@ PLAIN = -1
 # Latest bursts of plain decoding whose times count, and the fewest that do.
 _LATEST, ENOUGH = 15, 5
 
-# Steps that a cost of another process counts as, and what is assumed of 0 and of 8 nodes; steps
-# that a bend of the curve counts as; and the part of earlier times that is kept from step to step.
-_BEFORE, _ASSUMED, _STIFF, _KEPT = 8.0, 1.0, 30.0, 0.9995
+# Steps that a cost of another process counts as, and what is assumed of 0 and of 8 nodes; and steps
+# that a bend of the curve counts as.
+_BEFORE, _ASSUMED, _STIFF = 2.0, 1.0, 15.0
+
+# Parts of earlier times that are kept from step to step, and where all are timed again.
+_KEPT, _KEPT_ANEW = 0.9995, 0.5
 
 # A time counts as at most so many times what was expected: the machine did something else.
 _MOST = 4.0
@@ -41,50 +44,64 @@ _CHANGED = 1.5
 class StepCosts:
     """Relative times of steps by their nodes, on a machine as busy as at the first burst.
 
-    Only ratios matter, so each step is compared with the others of its burst, and a burst of
-    another kind with the burst before: a machine that is busy, or texts that grow, slow all down.
-    Costs lie on a curve that bends no more than many steps say: the first rows of a product are
-    nearly free where memory is slow, others are not. Plain decoding's cost is kept separately.
+    Only ratios matter: a machine that is busy, or texts that grow, slow all steps down. So each step
+    is compared with the others of its burst, which says nothing of numbers of nodes that the burst
+    lacks, and a burst of a single number with the burst before. Costs lie on a curve that bends no
+    more than many steps say: the first rows of a product are nearly free where memory is slow,
+    others are not. Plain decoding's cost is kept separately.
     """
 
-    def __init__(self, slope: float, known: Mapping[int, float] | None = None):
+    def __init__(self, slope: float, most: int, known: Mapping[int, float] | None = None):
         """Begins with costs of another process, which weigh little, and plain decoding's until it
         was timed often enough.
 
         Args:
           slope: the part of a plain step that a node costs, and a pass of the drafter, as long as
             nothing was timed.
+          most: the largest number of nodes.
           known: these costs.
         """
-        self._slope = slope
-        self._sums: dict[int, np.ndarray] = {}  # of costs that were timed, and how many
+        self._numbers = np.arange(max(most, 8) + 1)
+        self._timed = np.zeros(len(self._numbers), bool)
+        # Logarithms, as only ratios are known: of a line at first; and the curve's departure from it
+        # as the minimum of a quadratic form.
+        self._line = np.log(1 + slope * (self._numbers - PLAIN))
+        bends, assumed = np.diff(np.eye(len(self._line)), n=2, axis=0), np.zeros(len(self._line))
+        assumed[[0, 8]] = _ASSUMED
+        self._stiff = _STIFF * bends.T @ bends + np.diag(assumed)
+        self._weights, self._sums = np.zeros_like(self._stiff), np.zeros_like(self._line)
+        self._curve: np.ndarray | None = None
         self._plain: deque[float] = deque(maxlen=_LATEST)
         self._last: Hashable = None  # kind of the last burst
         self._slowdown = 1.0  # at that burst
-        self._before = (known or {}).get(PLAIN)
-        for nodes, cost in (known or {}).items():
-            if nodes != PLAIN:
-                self._add(nodes, cost, _BEFORE)
+        others = dict(known or {})
+        self._before = others.pop(PLAIN, None)
+        if others:
+            costs = np.array([*others.values()])
+            self._add(np.array([*others]), costs, np.full(len(costs), _BEFORE))
 
-    def learn(self, kind: Hashable, nodes: np.ndarray, seconds: np.ndarray) -> None:
+    def learn(
+        self, kind: Hashable, nodes: np.ndarray, seconds: np.ndarray, *, anew: bool = False
+    ) -> None:
         """Adds the times of a burst's steps.
 
         Args:
           kind: of the burst.
-          nodes: int [n], verified by each step, or `PLAIN`.
+          nodes: int [n], verified by each step, or `PLAIN` in all.
           seconds: float [n].
+          anew: whether all numbers of nodes are timed again.
         """
         switched = self._last not in (None, kind)
         slowdown = self._slowdown if switched else self._ratio(nodes, seconds)
-        for sums in self._sums.values():
-            sums *= _KEPT ** len(nodes)
-        numbers = np.unique(nodes)
-        for number, expected in zip(numbers.tolist(), self.of(numbers).tolist(), strict=True):
-            if number == PLAIN and self._plain_costs and not switched:
-                continue  # compared with itself
-            timed = seconds[nodes == number]
-            cost = float(np.median(timed)) / slowdown
-            self._add(number, min(cost, _MOST * expected), len(timed))
+        kept = _KEPT_ANEW if anew else _KEPT ** len(nodes)
+        self._weights, self._sums = kept * self._weights, kept * self._sums
+        numbers, counts = np.unique(nodes, return_counts=True)
+        costs = np.array([np.median(seconds[nodes == number]) for number in numbers]) / slowdown
+        costs = np.minimum(costs, _MOST * self.of(numbers))
+        if numbers[0] != PLAIN:
+            self._add(numbers, costs, counts, alone=switched and len(numbers) == 1)
+        elif switched or not self._plain_costs:  # otherwise it is compared with itself
+            self._plain.append(float(costs[0]))
         self._last, self._slowdown = kind, self._ratio(nodes, seconds)
 
     @property
@@ -94,31 +111,19 @@ class StepCosts:
         return float(np.median(costs)) if len(costs) >= ENOUGH else None
 
     @property
-    def settled(self) -> bool:
-        """True if times of this process outweigh another's of plain decoding."""
-        return self._before is None or 2 * len(self._plain) > ENOUGH
-
-    @property
     def known(self) -> dict[int, float]:
         """The costs that were timed, by number of nodes."""
-        known = {nodes: float(cost / weight) for nodes, (cost, weight) in self._sums.items()}
+        timed = self._numbers[self._timed]
+        known = dict(zip(timed.tolist(), self.of(timed).tolist(), strict=True))
         return known if self.plain is None else {PLAIN: self.plain, **known}
 
     def of(self, nodes: np.ndarray) -> np.ndarray:
         """Returns the costs of numbers of nodes, float [n]."""
-        highest = max(int(nodes.max()), 8, *self._sums)
-        numbers = np.arange(highest + 1)
-        costs, weights = np.zeros((2, highest + 1))
-        costs[[0, 8]] = _ASSUMED * self._assumed(numbers[[0, 8]])
-        weights[[0, 8]] = _ASSUMED
-        for number, (cost, weight) in self._sums.items():
-            costs[number] += cost
-            weights[number] += weight
-        bends = np.diff(np.eye(highest + 1), n=2, axis=0)
-        curve = np.linalg.solve(np.diag(weights) + _STIFF * bends.T @ bends, costs)
-        found = np.maximum.accumulate(np.maximum(curve, 0.1))[np.maximum(nodes, 0)]
+        if self._curve is None:
+            departure = np.linalg.solve(self._weights + self._stiff, self._sums)
+            self._curve = np.maximum.accumulate(np.exp(self._line + departure))
         plain = float(np.median(self._plain_costs or [1.0]))
-        return np.where(nodes == PLAIN, plain, found)
+        return np.where(nodes == PLAIN, plain, self._curve[np.maximum(nodes, 0)])
 
     @property
     def _plain_costs(self) -> list[float]:
@@ -129,16 +134,17 @@ class StepCosts:
     def _ratio(self, nodes: np.ndarray, seconds: np.ndarray) -> float:
         return float(np.median(seconds / self.of(nodes)))
 
-    def _assumed(self, nodes: np.ndarray) -> np.ndarray:
-        return 1 + self._slope * (nodes - PLAIN)
-
-    def _add(self, nodes: int, cost: float, weight: float) -> None:
-        if nodes == PLAIN:
-            self._plain.append(cost)
-        else:
-            self._sums[nodes] = self._sums.get(nodes, np.zeros(2)) + np.array(
-                [weight * cost, weight]
-            )
+    def _add(
+        self, numbers: np.ndarray, costs: np.ndarray, counts: np.ndarray, alone: bool = False
+    ) -> None:
+        """Adds costs of numbers of nodes, timed so often; unless `alone`, only how they differ."""
+        weights = np.diag(counts.astype(float))
+        if not alone:
+            weights -= np.outer(counts, counts) / counts.sum()
+        self._weights[np.ix_(numbers, numbers)] += weights
+        self._sums[numbers] += weights @ (np.log(costs) - self._line[numbers])
+        self._timed[numbers] = True
+        self._curve = None
 
 
 class Known(NamedTuple):

@@ -37,9 +37,10 @@ _STEPWISE_BURST, _FEW = 64, 16
 # last into other texts.
 PAUSES = (64, 64, 64, 256, 1024, 4096, 16384)
 
-# Steps with drafts after which plain decoding is timed again; before that, where costs come from
-# another process.
-_CHECK_AFTER, _FIRST_CHECK = 2048, 96
+# Steps with drafts after which costs are timed again, and where drafts give less than _LITTLE of
+# plain decoding's speed; at first fewer, as a process that has just begun is slow in other ways.
+_CHECK_AFTER, _CHECK_SOON, _FIRST_CHECK = 2048, 512, 96
+_LITTLE = 1.15
 
 # Steps with drafts before plain decoding is timed, so that a single short text compiles only what
 # it needs.
@@ -81,7 +82,7 @@ class _Kind:
     ):
         self.sizes, self.stepwise, self.path = sizes, stepwise, path
         self.written = known = Known.nothing() if path is None else Known.read(path)
-        self.costs = StepCosts(slope, known.costs)
+        self.costs = StepCosts(slope, sizes[-1], known.costs)
         self.outcomes = known.outcomes
         self.places = 0.8 / np.arange(1, sizes[-1] + 1)  # probabilities by place
         self.tokens = self.cost = 0.0  # expected ones, and what they cost: of the latest steps
@@ -89,11 +90,12 @@ class _Kind:
         # Steps without drafts are plain ones, in the only program there is.
         self.only = len(sizes) == 1
         # Whether steps verify one number after another.
-        self.timing = stepwise and not known.costs
-        self.size, self.left = first, self.least if known.costs else TRIAL
+        self.timing = stepwise
+        self.size, self.left = first, self.least if known.costs and not stepwise else TRIAL
         self.tour: list[int] = []  # sizes to visit first, the last one first
         self.drafted = self.pauses = 0
-        self.check = self.next_check  # steps with drafts until then
+        # Steps with drafts from one time that costs are timed again to the next, and until then.
+        self.check = self.interval = _FIRST_CHECK
         self.seconds, self.timed = 0.0, 0
         self.state = self.burst()
 
@@ -118,11 +120,6 @@ class _Kind:
         return State(self.size, self.left, paying)
 
     @property
-    def next_check(self) -> int:
-        """The steps with drafts after which plain decoding is timed again."""
-        return _CHECK_AFTER if self.costs.settled else _FIRST_CHECK
-
-    @property
     def over(self) -> bool:
         """True if the next burst is to be decided."""
         steady = self.size > 0 and not (self.timing or self.tour or self.pauses)
@@ -142,15 +139,22 @@ class _Kind:
     def _decide(self) -> None:
         drafted, trying, plain = self.size > 0, self.pauses > 0, self.costs.plain
         self.left, self.timing = min(max(self.least, self.drafted // 2), _LONGEST), False
+        if drafted and self.check <= 0:
+            little = self.tokens < _LITTLE * self.cost / (plain or 1.0)
+            self.interval = min(2 * self.interval, _CHECK_SOON if little else _CHECK_AFTER)
+            self.check = self.interval
+            # First all numbers of nodes: what they cost depends on what else the machine does.
+            self.tour = [0, self.best()] if self.stepwise else [0]
         if self.only:
             self.tour = []
         elif self.tour:
-            self.size, self.left = self.tour.pop(), TRIAL
+            self.size = self.tour.pop()
+            self.left = TRIAL if self.size else _TIMED
             self.timing = self.stepwise and self.size > 0
         elif not self.costs.known:
             self.size, self.left, self.timing = self.best(), TRIAL, self.stepwise
         elif not drafted:
-            self.check = self.next_check
+            self.check = self.interval
             self.size, self.left = self.best(), TRIAL if trying or plain is None else self.least
         elif plain is None:
             early = self.drafted < _BEFORE_PLAIN
@@ -163,8 +167,6 @@ class _Kind:
         else:
             self.pauses = 0
             self.size = self.best()
-            if self.check <= 0:
-                self.size, self.left = 0, _TIMED
 
     def best(self) -> int:
         """Returns the size of the program that promises most."""
@@ -196,7 +198,8 @@ class _Kind:
             if times is not None and len(times) > 1:
                 spent = 1e-6 * np.diff(times[:, 0]).astype(float)  # modulo 2 ** 32
                 verified = times[:, 1].astype(int) if self.size else np.full(len(times), PLAIN)
-                self.costs.learn(kind, verified[1:], np.maximum(spent, 1e-6))
+                spent = np.maximum(spent, 1e-6)
+                self.costs.learn(kind, verified[1:], spent, anew=self.timing)
                 nodes = verified
         elif seconds is not None:
             self.seconds += seconds

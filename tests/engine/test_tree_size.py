@@ -107,6 +107,20 @@ def test_a_wrong_cost_of_plain_decoding_is_soon_replaced(tmp_path):
     assert known_in(tmp_path).costs[PLAIN] < 1.5
 
 
+@pytest.mark.parametrize("slope", [0.02, 1.0])
+def test_wrong_costs_of_nodes_are_soon_replaced(tmp_path, slope):
+    """As of a process on a machine that was busy in another way."""
+    sizes, speeds = (0, 4, 8, 16), []
+    cost = lambda n: 1.0 if n == PLAIN else 1.15 + 0.18 * n  # noqa: E731
+    for known in (lambda n: 1.0 if n == PLAIN else 1.15 + slope * n, cost):
+        write(tmp_path, {0: 1.0, **{n: known(n) for n in range(1, 17)}})
+        learning = policy(sizes, tmp_path, stepwise=True)
+        stepwise_steps(learning, RATES, cost, 500)
+        tokens, seconds = stepwise_steps(learning, RATES, cost, 1500, seed=1)
+        speeds.append(tokens / seconds)
+    assert speeds[0] > 0.97 * speeds[1]
+
+
 def test_times_with_compilation_teach_nothing():
     sizes = policy()
     for _ in range(20):
@@ -202,10 +216,10 @@ def test_costs_that_no_line_describes_are_found(tmp_path):
 
 def test_steps_that_decide_themselves_are_not_called_for_few(tmp_path):
     write(tmp_path, COSTS)
-    sizes = policy(directory=tmp_path, stepwise=True)
-    state = sizes.choose(1, "greedy")
-    steps, times = state.left - 5, np.zeros((2, 2), np.uint32)
-    sizes.learn(1, "greedy", state.size, steps, None, None, times)
+    sizes, times = policy(directory=tmp_path, stepwise=True), np.zeros((2, 2), np.uint32)
+    for left in (0, 5):  # all of the first ones, which are timed, then nearly all
+        state = sizes.choose(1, "greedy")
+        sizes.learn(1, "greedy", state.size, state.left - left, None, None, times)
     assert sizes.choose(1, "greedy").left >= 64
 
 
