@@ -15,8 +15,9 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// See dart::largest: x [.., size] -> values and indices [.., count].
-ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
+// See dart::largest: x [.., size] -> values and indices [.., count]. `used` says how many rows are
+// computed, if it has an element: what follows them is not written.
+ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> used,
                    ffi::Result<ffi::Buffer<ffi::F32>> values,
                    ffi::Result<ffi::Buffer<ffi::S32>> indices) {
   const auto shape = x.dimensions(), found = values->dimensions();
@@ -31,7 +32,7 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x,
   if (values->element_count() != rows * count) {
     return ffi::Error::InvalidArgument("dart_largest: arguments of other shapes");
   }
-  dart::largest(x.typed_data(), rows, size, count, values->typed_data(), indices->typed_data(),
+  dart::largest(x.typed_data(), used_rows(used, rows), size, count, values->typed_data(), indices->typed_data(),
                 dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
   return ffi::Error::Success();
 }

@@ -12,7 +12,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from dart_jax.models.cpu import available, largest
+from dart_jax.models.cpu import available, largest, used_rows
 from dart_jax.models.sharding import collectives
 from dart_jax.models.sharding.collectives import local_shard, shard_offset
 
@@ -109,12 +109,14 @@ def _argmax(x: jax.Array) -> jax.Array:
     """See `Vocabulary.argmax`."""
     if not available():
         return _argmax_in_one(x)
-    return jax.lax.platform_dependent(x, cpu=_argmax_by_core, default=_argmax_in_one)
+    return jax.lax.platform_dependent(
+        x, used_rows(), cpu=_argmax_by_core, default=lambda x, _: _argmax_in_one(x)
+    )
 
 
-def _argmax_by_core(x: jax.Array) -> jax.Array:
+def _argmax_by_core(x: jax.Array, used: jax.Array) -> jax.Array:
     """One pass by the C++ core."""
-    return first_of(*largest(x, 1))
+    return first_of(*largest(x, 1, used))
 
 
 def first_of(most: jax.Array, at: jax.Array) -> jax.Array:

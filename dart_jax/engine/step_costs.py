@@ -44,11 +44,11 @@ _CHANGED = 1.5
 class StepCosts:
     """Relative times of steps by their nodes, on a machine as busy as at the first burst.
 
-    Only ratios matter: a machine that is busy, or texts that grow, slow all steps down. So each step
-    is compared with the others of its burst, which says nothing of numbers of nodes that the burst
-    lacks, and a burst of a single number with the burst before. Costs lie on a curve that bends no
-    more than many steps say: the first rows of a product are nearly free where memory is slow,
-    others are not. Plain decoding's cost is kept separately.
+    Only ratios matter: a machine that is busy, or texts that grow, slow all steps down. So each
+    step is compared with the others of its burst, which says nothing of numbers of nodes that the
+    burst lacks, and a burst of a single number with the burst before. Costs lie on a curve that
+    bends no more than many steps say: the first rows of a product are nearly free where memory is
+    slow, others are not. Plain decoding's cost is kept separately.
     """
 
     def __init__(self, slope: float, most: int, known: Mapping[int, float] | None = None):
@@ -63,8 +63,8 @@ class StepCosts:
         """
         self._numbers = np.arange(max(most, 8) + 1)
         self._timed = np.zeros(len(self._numbers), bool)
-        # Logarithms, as only ratios are known: of a line at first; and the curve's departure from it
-        # as the minimum of a quadratic form.
+        # Logarithms, as only ratios are known: of a line at first; and the curve's departure from
+        # it as the minimum of a quadratic form.
         self._line = np.log(1 + slope * (self._numbers - PLAIN))
         bends, assumed = np.diff(np.eye(len(self._line)), n=2, axis=0), np.zeros(len(self._line))
         assumed[[0, 8]] = _ASSUMED

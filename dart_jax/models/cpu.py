@@ -40,9 +40,9 @@ def or_nothing(array: jax.Array | None, dtype: DTypeLike = jnp.float32) -> jax.A
 
 @contextmanager
 def only_rows(used: jax.Array | None) -> Iterator[None]:
-    """Traces programs in which products and attention compute only the first `used` rows, int32
-    scalar, of one sequence; those after them hold anything, and caches keep none of them. None for
-    all rows."""
+    """Traces programs in which products, attention and draws compute only the first `used` rows,
+    int32 scalar, of one sequence; those after them hold anything, and caches keep none of them.
+    None for all rows."""
     token = _used.set(used)
     try:
         yield
@@ -94,20 +94,22 @@ def _register() -> bool:
     return callable_
 
 
-def largest(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
+def largest(x: jax.Array, k: int, used: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """Returns the k largest entries of every row, largest first; of equal ones the first, and
     before all others NaN.
 
     Args:
       x: float32 [..., V].
       k: how many, 0 to V.
+      used: of how many of the first rows, see `used_rows`; by default of all.
 
     Returns:
       Values [..., k] and their indices, int32.
     """
     shape = (*x.shape[:-1], k)
     types = jax.ShapeDtypeStruct(shape, x.dtype), jax.ShapeDtypeStruct(shape, jnp.int32)
-    values, indices = jax.ffi.ffi_call("dart_largest", types, vmap_method="broadcast_all")(x)
+    call = jax.ffi.ffi_call("dart_largest", types, vmap_method="broadcast_all")
+    values, indices = call(x, or_nothing(used, jnp.int32))
     return values, indices
 
 
