@@ -99,14 +99,17 @@ def read_prompt(config: GenerateConfig) -> str:
     """Returns the prompt; reads standard input for "-"."""
     if config.prompt != "-":
         return config.prompt
-    if sys.stdin.isatty():
-        raise UserError("no prompt; give one as an argument or through standard input")
     try:
-        return sys.stdin.buffer.read().decode()
+        text = "" if sys.stdin.isatty() else sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise UserError(
             f"standard input is not UTF-8 text (byte {error.start + 1}); convert it first"
         ) from None
+    if not text:
+        stops = config.generation.stop
+        place = "; it stands before --stop, which takes all that follows" if stops else ""
+        raise UserError(f"no prompt; give one as an argument or through standard input{place}")
+    return text
 
 
 def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
@@ -115,7 +118,7 @@ def options(config: GenerateConfig, model: DartModel) -> GenerationConfig:
     if config.use_generation_config:
         own = model.generation_config
     elif config.chats and config.named and config.generation.temperature is None:
-        own = GenerationConfig.of(None, config.named.sampling)
+        own = GenerationConfig.of(None, config.named.options)
     else:
         return config.generation
     default = GenerationConfig()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -41,26 +39,7 @@ from dart_jax.weights.tensor_files import open_tensors
 
 PathLike = str | os.PathLike[str]
 PLAIN = "none"  # in place of a drafter: nothing drafts
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Config = TypeVar("_Config", bound=AnyDrafterConfig | TargetConfig | None)
-
-
-def renamed(**names: str) -> Callable[[_Function], _Function]:
-    """Lets a function take arguments by former names as well, old=new; raises UserError where both
-    are given."""
-
-    def accepting(function: _Function) -> _Function:
-        @functools.wraps(function)
-        def call(*args: Any, **options: Any) -> Any:
-            for old in names.keys() & options.keys():
-                if names[old] in options:
-                    raise UserError(f"{old} is the former name of {names[old]}; pass one of them")
-                options[names[old]] = options.pop(old)
-            return function(*args, **options)
-
-        return cast(_Function, call)
-
-    return accepting
 
 
 def find_drafter(

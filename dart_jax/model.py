@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 from jax.typing import DTypeLike
 
+from dart_jax.arguments import checked
 from dart_jax.decoding.drafting import AnyDrafter, MethodConfig, NgramConfig
 from dart_jax.decoding.options import LogitsConfig
 from dart_jax.decoding.search.choice import DEFAULT_MEMORY, check_way, make_search
@@ -40,10 +41,10 @@ from dart_jax.loading import (
     load_drafter_here,
     load_target_here,
     parts_in_words,
-    renamed,
     warn_of_unused,
     with_window,
 )
+from dart_jax.memory import parse_memory
 from dart_jax.models.config import TargetConfig
 from dart_jax.models.drafter_config import AnyDrafterConfig
 from dart_jax.models.kernels.choices import AttentionChoice, CacheDtype, WeightsDtype
@@ -122,7 +123,7 @@ class DartModel:
         )
 
     @classmethod
-    @renamed(weights_dtype="weights", kv_dtype="kv")
+    @checked(weights_dtype="weights", kv_dtype="kv")
     def from_pretrained(
         cls,
         target: PathLike,
@@ -134,7 +135,7 @@ class DartModel:
         weights: WeightsDtype = "stored",
         kv: CacheDtype = "auto",
         search: SearchWay = "auto",
-        ngram_device_memory: int = DEFAULT_MEMORY,
+        ngram_device_memory: int | str = DEFAULT_MEMORY,
         mesh: str | None = None,
         drafter_window: int | None = None,
         text_drafts: bool = True,
@@ -167,7 +168,8 @@ class DartModel:
             blocks. On CPUs "bfloat16" also rounds queries and softmax weights.
           search: what searches draft trees: "host", C++ on the host; "device", JAX, with the n-gram
             model in the device's memory, with a DART drafter; "auto" is the platform's best.
-          ngram_device_memory: bytes that the n-gram model may take on the device, for "device".
+          ngram_device_memory: bytes that the n-gram model may take on the device, for "device", or
+            such as "2GB".
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
             devices that share the weights of target and drafter (`model`), each with some of a
             batch's rows (`data`). None for one device.
@@ -180,6 +182,8 @@ class DartModel:
         Raises:
           UserError: something is missing, damaged or not supported, or the parts do not match.
         """
+        if isinstance(ngram_device_memory, str):
+            ngram_device_memory = parse_memory(ngram_device_memory)
         enable_compilation_cache()
         kind = resolve_dtype(dtype)
         execution = Execution.here(attention, weights, kv, kind)
@@ -222,6 +226,7 @@ class DartModel:
             return model
         return model._with_loaded(drafter_path, draft_config, kind)
 
+    @checked()
     def with_drafter(
         self,
         drafter: PathLike | AnyDrafter | None,

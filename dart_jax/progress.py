@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 INTERVAL = 30.0  # seconds between lines of a log
 _PACE = 600.0  # seconds that the pace is averaged over, for the remaining time on a terminal
+_PACE_KNOWN = 0.01  # of a task, before which it says nothing: what is compiled takes time first
 
 
 class Bars(Progress):
@@ -89,7 +90,7 @@ def _state(task: Task) -> str:
         times = f"in {_clock(task.finished_time or 0.0)}"
     else:
         times = f"{_clock(elapsed)} so far"
-        if task.total and new > 0:
+        if task.total and new >= _PACE_KNOWN * task.total:
             times += f", {_clock((task.total - task.completed) / new * elapsed)} left"
     return f"{task.description}: {', '.join(filter(None, [part, task.fields['note'], times]))}"
 

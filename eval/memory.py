@@ -226,11 +226,12 @@ def main(args: Sequence[str] | None = None) -> None:
     """Command line. Exit status 2: bad input, reported in one line."""
     with program():
         config = parse(MemoryConfig, args, __doc__)
-        title, what = "Gigabytes (10^9 bytes)", (columns(config), rows(config))
+        what = columns(config), rows(config)
+        title = f"Gigabytes (10^9 bytes), {config.kind}"
         if config.device is None:
             Console().print(table(title, *what))
         else:
-            Console().print(narrow(f"{title}, {config.kind}, {config.device}", *what, _NOTE))
+            Console().print(narrow(f"{title}, {config.device}", *what, _NOTE))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,31 @@ def test_former_names_of_arguments(tiny):
         DartModel.from_pretrained(tiny.target, kv="float32", kv_dtype="float32")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weights": "int4"}, "weights must be one of stored, float, int8, got 'int4'"),
+        ({"kv": "int8"}, "kv must be one of auto, float32, float16, bfloat16, got 'int8'"),
+        ({"attention": "flash"}, "attention must be one of auto, dense, .*, got 'flash'"),
+        ({"ngram_device_memory": "x"}, "memory must be written like 4GB or 800MB, got 'x'"),
+        ({"text_drafts": "no"}, "text_drafts must be bool, got 'no'"),
+        ({"drafter": 3}, "drafter must be str or PathLike or None, got 3"),
+        ({"torch_dtype": "float32"}, "has no option torch_dtype; did you mean dtype?"),
+        ({"device": 0}, "has no option device; the options are target, drafter"),
+    ],
+)
+def test_arguments_are_checked(tiny, options, message):
+    with pytest.raises(UserError, match=message):
+        DartModel.from_pretrained(tiny.target, **options)
+
+
+def test_a_target_must_be_a_path():
+    with pytest.raises(UserError, match="target must be str or PathLike, got None"):
+        DartModel.from_pretrained(None)
+    with pytest.raises(UserError, match="no directory smolm2; did you mean smollm2"):
+        DartModel.from_pretrained("smolm2")
+
+
 def test_parts_can_be_left_out(tiny):
     model = DartModel.from_pretrained(tiny.target)
     assert (model.drafter, model.ngram, set(model.params)) == (None, None, {"target"})

@@ -63,7 +63,7 @@ def run(config: AppConfig) -> None:
         own = GenerationConfig()
     named, name, about = config.named, config.name or str(config.target), ""
     if named:
-        own = GenerationConfig.of(own, named.sampling)
+        own = GenerationConfig.of(own, named.options)
         name, about = config.name or named.title[:1].upper() + named.title[1:], named.about
     host = "0.0.0.0" if config.listen else "127.0.0.1"
     options = EngineConfig(slots=4, tree_nodes=config.tree_nodes)

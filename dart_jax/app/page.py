@@ -34,6 +34,7 @@ _LEGEND = """<span class="drafted">Drafted</span> and accepted, or the target's
 <span class="own">own</span>."""
 # While nothing is written yet.
 _READING = {"title": "Reading; the first answers also wait for compilation", "status": "pending"}
+_EMPTY = "the message is empty; write some text or choose an example"
 _NOTHING = '<p class="note">The tokens and draft trees of the next answer will be here.</p>'
 
 # Nothing is loaded from other hosts, which could learn what was said by the images of an answer.
@@ -75,6 +76,15 @@ def begun(chat: Sequence[Any]) -> Any:
     return rest, rest
 
 
+def _sentence(error: str) -> str:
+    return escape(f"{error[:1].upper()}{error[1:]}.")
+
+
+def _checked(message: str) -> Any:
+    """With this Gradio takes no empty message out of its box."""
+    return gr.validate(bool(message.strip()), _sentence(_EMPTY))
+
+
 class Page:
     """The page of an engine's model."""
 
@@ -112,6 +122,7 @@ class Page:
             parts |= {"additional_inputs": self._settings(), "concurrency_limit": None, **private}
             parts |= {"additional_inputs_accordion": settings, "analytics_enabled": False}
             parts |= {"examples": QUESTIONS if chat else _CODE, "save_history": True}
+            parts |= {"validator": _checked}
             with column:
                 interface = _Chat(self.reply, editable=True, **parts)
             # Gradio's own reaction leaves out answers to edited messages.
@@ -139,11 +150,11 @@ class Page:
         self, message: str, history: Sequence[Any], system: str, *numbers: float | None
     ) -> AsyncGenerator[tuple[Any, ...], None]:
         """Yields an answer's message and its views while it is written. `numbers` are values of
-        `_OPTIONS`; a UserError is shown to the visitor as a gr.Error, and is not in the log."""
+        `_OPTIONS`; a UserError is shown to the visitor, and is not in the log."""
         shown = 0.0
         try:
             if not message.strip():
-                raise UserError("the message is empty; write some text or choose an example")
+                raise UserError(_EMPTY)
             options: dict[str, Any] = dict(zip(_OPTIONS, numbers, strict=True))
             if options["seed"] == -1:
                 options["seed"] = random.randrange(_SEEDS)
@@ -157,8 +168,11 @@ class Page:
                         yield said, *self._views(message, text, steps, seconds, config)
                         shown = time.monotonic()
         except UserError as error:
-            sentence = escape(f"{str(error)[:1].upper()}{str(error)[1:]}.")
-            raise gr.Error(sentence, print_exception=False) from None
+            # After a gr.Error Gradio would run nothing of what enables the box again. The message
+            # stays in the chat, without an answer, where it can be edited.
+            gr.Warning(_sentence(str(error)), title="No answer")
+            box = gr.update(submit_btn=True, stop_btn=False, placeholder=_HINT)
+            yield [], gr.skip(), gr.skip(), gr.skip(), gr.skip(), box
 
     def _messages(self, message: str, history: Sequence[Any], system: str) -> list[dict[str, Any]]:
         """Returns what the model reads. A message that got no answer is left out."""

@@ -13,7 +13,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from dart_jax.decoding.options import LogitsConfig, LogitsProcessor, Sampling
 from dart_jax.decoding.search.config import SearchConfig
-from dart_jax.errors import UserError, meant
+from dart_jax.errors import UserError, meant, warn
 from dart_jax.generation import transformers_options
 from dart_jax.grammar.outputs import StructuredOutputs
 
@@ -168,7 +168,12 @@ class GenerationConfig:
         if not isinstance(config, GenerationConfig | None):
             config = cls(**transformers_options.convert(config))
         given: Any = {name: value for name, value in options.items() if value is not None}
-        return dataclasses.replace(config or cls(), **given)
+        result = dataclasses.replace(config or cls(), **given)
+        filters = given.keys() & {"top_k", "top_p", "min_p"}
+        chosen = result.temperature is not None or result.do_sample is not None
+        if filters and not chosen and not result.sampling.temperature:
+            warn(f"without a temperature decoding is greedy, and {min(filters)} changes nothing")
+        return result
 
     @classmethod
     def from_transformers(

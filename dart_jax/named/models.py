@@ -29,14 +29,14 @@ class NamedModel:
       directory: holds the parts that are in the package: `drafter`, `ngram.dng`, and `target`
         unless it is one of `fetched.PACKAGES`.
       about: what to expect of its texts.
-      sampling: options with which chats begin.
+      options: of `GenerationConfig`, with which chats begin, and a server's requests.
     """
 
     name: Name
     title: str
     directory: Path
     about: str = ""
-    sampling: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    options: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def is_packaged(self) -> bool:
@@ -66,7 +66,7 @@ MODELS: dict[str, NamedModel] = {
         "A toy of 135 million parameters in 4 bits: it writes English and simple Python, invents "
         "facts, and fails at arithmetic.",
         # As on its model card, and a penalty: more answers repeat themselves without end otherwise.
-        {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1},
+        {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.1, "max_new_tokens": 256},
     ),
     "demo": NamedModel(
         "demo", "the demo model", _PACKAGE / "demo", "A toy that knows only Python."

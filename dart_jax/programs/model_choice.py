@@ -140,10 +140,8 @@ class ModelChoice:
         """Loads the model, and says what it takes of a GPU's memory; raises UserError as
         `DartModel.from_pretrained`."""
         from dart_jax.loading import room_in_words
-        from dart_jax.memory import parse_memory
         from dart_jax.model import DartModel
 
-        memory = parse_memory(self.ngram_device_memory)
         model = DartModel.from_pretrained(
             self.target_path,
             self.main_drafter,
@@ -153,7 +151,7 @@ class ModelChoice:
             weights=self.weights,
             kv=self.kv,
             search=self.search,
-            ngram_device_memory=memory,
+            ngram_device_memory=self.ngram_device_memory,
             mesh=self.mesh,
             drafter_window=self.main_window,
             text_drafts=not self.no_text_drafts,

@@ -58,12 +58,12 @@ def contents(grid: Table) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """Returns the median and half of the range, such as `1.25x ±0.03`.
+    """Returns the median and half of the range, such as `1.25x ±0.03`; a single value alone.
 
     Args:
       values: at least one.
       form: format of both numbers, such as `.2f`.
       unit: follows the median.
     """
-    half = (max(values) - min(values)) / 2
-    return f"{statistics.median(values):{form}}{unit} ±{half:{form}}"
+    half = f" ±{(max(values) - min(values)) / 2:{form}}" if len(values) > 1 else ""
+    return f"{statistics.median(values):{form}}{unit}{half}"

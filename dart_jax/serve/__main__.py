@@ -71,7 +71,7 @@ def start(config: ServeConfig, console: Console) -> tuple[Server, socket.socket]
     service = Service(engine, config)
     if service.defaults:
         values = ", ".join(f"{name} {value}" for name, value in service.defaults.items())
-        console.print(f"by default, as its generation_config.json says: {values}")
+        console.print(f"by default (--generation-config none for OpenAI's): {values}")
 
     def ready() -> None:
         print(f"dart_jax serves {config.names[0]} at {address_of(opened)}", flush=True)
@@ -85,7 +85,8 @@ def _one(config: ServeConfig, progress: Callable[[str], None]) -> AnyEngine:
 
     model = config.load()
     _ = model.tokenizer.chat_template  # imports transformers, for which no request should wait
-    defaults: dict[str, Any] = {"temperature": 1.0} | config.sampling(model.tokenizer.directory)
+    defaults: dict[str, Any] = {"temperature": 1.0} | config.defaults(model.tokenizer.directory)
+    defaults.pop("max_new_tokens", None)
     return EngineThread(model, config.serving, progress, Sampling(**defaults))
 
 

@@ -37,8 +37,9 @@ class ServeConfig(ModelChoice):
     """Names by which clients may call the model; the first one is in the answers. By default what
     --model or --target says."""
     generation_config: Literal["auto", "none"] = "auto"
-    """Whence requests get temperature, top_k, top_p, min_p and repetition_penalty that they leave
-    out: auto takes them from the target's generation_config.json, if it has them, as vLLM does."""
+    """Whence requests get temperature, top_k, top_p, min_p, repetition_penalty and, in chats,
+    max_tokens that they leave out: auto takes them from the target's generation_config.json, if it
+    has them, as vLLM does, and for smollm2 those of `generate --chat`."""
     max_body: str = "8MB"
     """Maximum size of a request's body."""
     stream_interval: float = 0.02
@@ -89,16 +90,21 @@ class ServeConfig(ModelChoice):
         """Names of the model; at least one."""
         return self.served_model_name or (self.title,)
 
-    def sampling(self, directory: Path | None) -> dict[str, Any]:
-        """Returns options of `Sampling` that clients may leave out, as a target's directory has
-        them. Raises UserError if its file is damaged, or a value is out of range."""
+    def defaults(self, directory: Path | None) -> dict[str, Any]:
+        """Returns what requests may leave out, as a target's directory has it: options of
+        `Sampling`, and max_new_tokens. Raises UserError if its file is damaged, or a value is out
+        of range."""
         if self.generation_config == "none":
             return {}
-        options, names = read_options(directory) or {}, dataclasses.fields(Sampling)
-        found = {one.name: options[one.name] for one in names if options.get(one.name) is not None}
+        options = {**(self.named.options if self.named else {}), **(read_options(directory) or {})}
+        names = [field.name for field in dataclasses.fields(Sampling)]
+        found = {name: options[name] for name in names if options.get(name) is not None}
+        most = options.get("max_new_tokens")
         try:
             Sampling(**found)
+            if most is not None and (type(most) is not int or most < 1):
+                raise UserError(f"max_new_tokens must be an integer of at least 1, got {most!r}")
         except (UserError, TypeError) as error:
             message = f"{FILE}: {error}; mend it, or use --generation-config none"
             raise UserError(message) from None
-        return found
+        return found if most is None else {**found, "max_new_tokens": most}

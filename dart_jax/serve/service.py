@@ -36,16 +36,16 @@ class Service:
       config: the options of the server.
       names: names of the model; the first one is in the answers.
       root: origin of the model.
-      defaults: options of `Sampling` that clients leave out.
+      defaults: what requests leave out, see `ServeConfig.defaults`.
       metrics: counts and times since the start.
       token_texts: single tokens as text.
     """
 
     def __init__(self, engine: AnyEngine, config: ServeConfig):
-        """See the attributes. Raises UserError as `ServeConfig.sampling`."""
+        """See the attributes. Raises UserError as `ServeConfig.defaults`."""
         self.engine, self.config, self.model = engine, config, engine.model
         self.names, self.root = config.names, config.title
-        self.defaults = config.sampling(self.model.tokenizer.directory)
+        self.defaults = config.defaults(self.model.tokenizer.directory)
         # As the first page, they name no model to those without a key.
         label = self.names[0] if config.key is None else "model"
         self.metrics = Metrics(engine, label, config.metrics_names)
@@ -156,8 +156,13 @@ class Service:
         eos = () if fields.ignore_eos and grammar is None else self.model.eos
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
         seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
+        # A named model's belong together, as in `generate --chat`.
+        defaults = dict(self.defaults)
+        if self.config.named and "temperature" in fields.model_fields_set:
+            defaults.clear()
+        usual = defaults.pop("max_new_tokens", None)
         common: dict[str, Any] = {
-            "sampling": fields.sampling(self.defaults),
+            "sampling": fields.sampling(defaults),
             "presence_penalty": fields.presence_penalty,
             "frequency_penalty": fields.frequency_penalty,
             "logit_bias": fields.logit_bias,
@@ -177,12 +182,13 @@ class Service:
             prompts = [prompt[len(prompt) - min(keep, len(prompt)) :] for prompt in prompts]
         every = enumerate(prompt for prompt in prompts for _ in range(fields.n))
         return [
-            Request(tokens, self._room(tokens, fields.most_tokens), choice=choice, **common)
+            Request(tokens, self._room(tokens, fields.most_tokens, usual), choice=choice, **common)
             for choice, tokens in every
         ], stop
 
-    def _room(self, tokens: np.ndarray, most: int | None) -> int:
-        """Returns the maximum number of new tokens; raises ApiError if there is no room."""
+    def _room(self, tokens: np.ndarray, most: int | None, usual: int | None) -> int:
+        """Returns the maximum number of new tokens: what the client asks for, or the usual one if
+        there is room; raises ApiError if there is none."""
         longest, count = self.engine.max_length, len(tokens)
         if count < 1:
             raise bad("the prompt is empty; give it at least one token", "prompt")
@@ -195,4 +201,4 @@ class Service:
                 "prompt",
                 "context_length_exceeded",
             )
-        return longest - count if most is None else most
+        return min(longest - count, usual or longest) if most is None else most

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, meant
 from dart_jax.named import models
 from dart_jax.progress import say
 from dart_jax.weights.gguf import file as gguf
@@ -200,10 +200,8 @@ def _repository(name: str | os.PathLike[str], kind: str) -> tuple[str, str]:
 
 
 def _missing(name: object, kind: str) -> UserError:
-    return UserError(
-        f"no {kind} {name}; pass one that exists, or {_ON_HUB[kind]} of a repository on the "
-        "Hugging Face hub"
-    )
+    cure = f"pass one that exists, or {_ON_HUB[kind]} of a repository on the Hugging Face hub"
+    return UserError(f"no {kind} {name}; {meant(str(name), models.MODELS, cure)}")
 
 
 @contextlib.contextmanager

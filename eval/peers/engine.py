@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dart_jax.errors import UserError
+from dart_jax.errors import UserError, require
 from dart_jax.programs.model_choice import ModelChoice
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ Decode = Callable[[np.ndarray, int], "Generation"]
 PLAIN, LLAMA = "plain", "llama.cpp"
 
 # llama.cpp's ways to draft from the text.
+_LLAMA_SERVER = "llama-server"
 LLAMA_TEXT_DRAFTS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 
 
@@ -199,10 +200,9 @@ def load_llama(setup: Setup) -> Loaded:
 
 def load_llama_server(setup: Setup) -> Loaded:
     """Starts llama.cpp's server for every prompt, so that none drafts from earlier texts. Raises
-    UserError if it is not installed, or the target is no GGUF file."""
-    (file, stored), program = _gguf_file(setup.target), shutil.which("llama-server")
-    if program is None:
-        raise UserError("llama-server is not on the PATH")
+    UserError if the target is no GGUF file."""
+    (file, stored), program = _gguf_file(setup.target), shutil.which(_LLAMA_SERVER)
+    assert program is not None
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -240,12 +240,20 @@ def load_llama_server(setup: Setup) -> Loaded:
 
 
 class Engine(NamedTuple):
-    """An engine: its title in tables, what loads it, and the package of the extra `peers` that it
-    needs, if any."""
+    """An engine: its title in tables, what loads it, and the package of the extra `peers` or the
+    program that it needs, if any."""
 
     title: str
     load: Callable[[Setup], Loaded]
     package: str | None = None
+    program: str | None = None
+
+    def check(self) -> None:
+        """Raises UserError if what it needs is missing."""
+        if self.package:
+            require(self.package, "peers", "it")
+        if self.program and shutil.which(self.program) is None:
+            raise UserError(f"{self.program} is not on the PATH")
 
 
 ENGINES = {
@@ -253,5 +261,8 @@ ENGINES = {
     "dart": Engine("dart_jax, with drafts", load_own),
     "transformers": Engine("PyTorch", load_torch, "torch"),
     LLAMA: Engine("llama.cpp", load_llama, "llama_cpp"),
-    **{name: Engine(f"llama.cpp, {name}", load_llama_server) for name in LLAMA_TEXT_DRAFTS},
+    **{
+        name: Engine(f"llama.cpp, {name}", load_llama_server, program=_LLAMA_SERVER)
+        for name in LLAMA_TEXT_DRAFTS
+    },
 }

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dart_jax.engine.shapes import length_bucket
-from dart_jax.errors import UserError, require
+from dart_jax.errors import UserError
 from dart_jax.machine import available_cores, end_with_parent
 from dart_jax.programs.outputs import check_outputs
 from dart_jax.programs.provenance import write_report
@@ -130,8 +130,7 @@ def compare(
         for name in dict.fromkeys((PLAIN, *config.engine)):
             setup = Setup(name, config, target, config.tree_nodes, threads, length, work)
             try:
-                if package := ENGINES[name].package:
-                    require(package, "peers", "it")
+                ENGINES[name].check()
                 with stage(f"loading {ENGINES[name].title}", console):
                     peer = stack.enter_context(Peer(setup))
                     peer([prompts[0].tokens], 2)  # fails here if it cannot run the model

@@ -65,6 +65,7 @@ class ServingBenchConfig(ModelChoice):
         """Returns the options of a server with the chosen model, those of --serve-options, and
         more, which win; raises UserError if the option is not a command line."""
         words = [*self.words(), "--warmup", "filtered" if self.temperature else "greedy"]
+        words += ["--generation-config", "none"]  # what requests leave out changes what is measured
         try:
             return [*words, *shlex.split(self.serve_options), *more]
         except ValueError as error:

@@ -22,7 +22,6 @@ from eval.peers.engine import (
     LLAMA_TEXT_DRAFTS,
     PLAIN,
     Setup,
-    load_llama_server,
     load_own,
 )
 from eval.peers.program import Peer, run
@@ -111,4 +110,4 @@ def test_an_engine_that_cannot_draft(tiny, tmp_path, monkeypatch):
         load_own(own._replace(model=choice))
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match=r"^llama-server is not on the PATH$"):
-        load_llama_server(setup(tiny_gguf(tmp_path, "Llama"), tmp_path, "ngram-mod"))
+        ENGINES["ngram-mod"].check()

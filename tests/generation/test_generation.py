@@ -19,7 +19,7 @@ from needs import native
 from rich.console import Console
 
 from dart_jax import generate
-from dart_jax.errors import UserError
+from dart_jax.errors import InputWarning, UserError
 from dart_jax.generate import GenerateConfig
 from dart_jax.generation import GenerationConfig, Piece
 from dart_jax.model import DEMO, DartModel
@@ -226,10 +226,17 @@ def test_bad_input(model, prompt, options, message):
 
 def test_none_is_the_default():
     """As users of transformers write it."""
-    options = {"stop": None, "temperature": None, "top_k": None, "seed": None, "top_p": 0.5}
-    assert GenerationConfig.of(None, options) == GenerationConfig(top_p=0.5)
+    options = {"stop": None, "temperature": None, "top_k": None, "seed": None, "max_length": 5}
+    assert GenerationConfig.of(None, options) == GenerationConfig(max_length=5)
     assert GenerationConfig(stop="ab").stop == ("ab",)
     assert GenerationConfig(stop=["ab", 3]).stop == ("ab", 3)
+
+
+def test_filters_that_change_nothing_are_named():
+    with pytest.warns(InputWarning, match="decoding is greedy, and top_p changes nothing"):
+        GenerationConfig.of(None, {"top_p": 0.5})
+    for options in ({"temperature": 0.5}, {"temperature": 0}, {"do_sample": False}):
+        GenerationConfig.of(None, {"top_p": 0.5, **options})
 
 
 def test_pieces_can_be_copied():

@@ -10,6 +10,7 @@ import pytest
 from chat_templates import FAMILIES, write_families
 from stub_engine import StubEngine
 
+from dart_jax.decoding.options import Sampling
 from dart_jax.serve.app import make_app
 from dart_jax.serve.body.errors import ApiError
 from dart_jax.serve.body.fields import ChatFields, ResponseFields
@@ -114,13 +115,13 @@ class Server:
         return response["choices"][0]["message"]
 
 
-def serve(tokenizer, test):
+def serve(tokenizer, test, **model):
     """Calls a test with a server."""
 
     async def run():
         engine = StubEngine()
         engine.model.tokenizer, engine.max_length = tokenizer, 100_000
-        app = make_app(Service(engine, ServeConfig(target="stub")))
+        app = make_app(Service(engine, ServeConfig(**model or {"target": "stub"})))
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             await test(Server(tokenizer, client, engine))
@@ -335,3 +336,21 @@ def test_items_that_are_none(tokenizers, make, item, fault):
 
     with pytest.raises(ApiError, match=fault):
         (make or tokens)(ASK, item)
+
+
+def test_what_chats_with_a_named_model_leave_out(tokenizers):
+    """Sampling and length are those of its chats in a terminal, unless they say how to sample."""
+
+    async def test(server):
+        for options, expected in (
+            ({}, (0.2, 0.9, 1.1, 256)),
+            ({"top_p": 1, "max_tokens": 9}, (0.2, 1, 1.1, 9)),
+            ({"temperature": 0.7}, (0.7, 1, 1, 0)),
+        ):
+            await server.ask("chat/completions", {"messages": [ASK], **options}, "x", "stop")
+            request = server.engine.accepted[-1][0]
+            temperature, top_p, penalty, most = expected
+            assert request.sampling == Sampling(temperature, 0, top_p, 0, penalty)
+            assert request.max_new_tokens in ([most] if most else range(90_000, 100_000))
+
+    serve(tokenizers["Qwen2.5"], test, model="smollm2")

@@ -98,6 +98,8 @@ def run(config: RegenerateConfig, advice: Advice | None = None) -> Summary:
         try:
             summary = _Regeneration(config, files, model, log, began).run(advice or Advice())
         except OSError as error:
+            if error.errno is None:  # of a library that cannot be loaded
+                raise
             raise UserError(
                 f"cannot write to {path.parent} or {config.out}: {error.strerror or error}; free "
                 "disk space, and run again to resume"

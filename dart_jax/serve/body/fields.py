@@ -175,7 +175,7 @@ class GenerationFields(RequestFields):
 
     @property
     def most_tokens(self) -> int | None:
-        """The maximum number of new tokens, or None for all that fit."""
+        """The maximum number of new tokens, or None for the usual one, or all that fit."""
         return self.max_tokens
 
     @property
