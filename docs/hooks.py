@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 # Documents beside this directory, and the pages that they become.
 OUTSIDE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md"}
+SOURCES = {"dart_jax/generation/config.py": "api/generation.md"}  # and those of their API
 
 
 def outside_pages() -> dict[str, str]:
@@ -44,7 +45,7 @@ PAGE_SETS = (options_page.pages, results_pages.pages, outside_pages)
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Leads from files beside this directory, to which links in the repository go, to pages."""
-    for name, path in OUTSIDE.items():
+    for name, path in (OUTSIDE | SOURCES).items():
         markdown = markdown.replace(f"](../{name}", f"]({path}")
     return re.sub(r"\]\(\.\./(results\b[^)]*)\)", lambda link: f"]({_page_of(link[1])})", markdown)
 

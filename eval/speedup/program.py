@@ -3,6 +3,7 @@ prints and writes the report."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from itertools import product
@@ -263,6 +264,10 @@ def benchmark_workload(
     if not prompts:
         raise UserError(f"no prompt of {name} is within {limit} tokens")
     length = max(len(prompt.tokens) for prompt in prompts) + config.max_new_tokens
-    where = questions[0].where.removeprefix(f"{Path(__file__).parents[2]}/")  # of our own
+    where, _, line = questions[0].where.rpartition(":")
+    sha256 = None
+    if Path(where).is_file():
+        sha256 = hashlib.sha256(Path(where).read_bytes()).hexdigest()
+    source = f"{where}:{line}".removeprefix(f"{Path(__file__).parents[2]}/")  # of our own
     name, title, schema = benchmark.name, benchmark.title, benchmark.schema
-    return Workload(name, title, where, prompts, length, context, schema)
+    return Workload(name, title, source, prompts, length, context, schema, sha256)

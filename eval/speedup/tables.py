@@ -26,6 +26,7 @@ class Workload(NamedTuple):
 
     Attributes:
       source: file and line of its first question.
+      sha256: of that file, if there is one.
       max_length: rows of the KV cache for these prompts alone.
       context: tokens to which they were lengthened, if they were.
       schema: JSON schema that all texts follow, if there is one.
@@ -38,6 +39,7 @@ class Workload(NamedTuple):
     max_length: int
     context: int | None = None
     schema: Mapping[str, Any] | None = None
+    sha256: str | None = None
 
     @property
     def prompt_tokens(self) -> list[int]:
@@ -91,8 +93,9 @@ class Setting:
             for group, rows in self.groups.items()
         }
         return {
-            **{"bench": load.name, "source": load.source, "temperature": self.temperature},
-            **{"batch_size": self.batch_size, "max_length": load.max_length},
+            **{"bench": load.name, "source": load.source, "sha256": load.sha256},
+            **{"temperature": self.temperature, "batch_size": self.batch_size},
+            **{"max_length": load.max_length},
             **{"context": load.context, "prompt_tokens": load.prompt_tokens},
             "trees": {name: tree._asdict() for name, tree in self.trees.items()},
             **{"step_costs": self.step_costs, "groups": groups},
