@@ -34,7 +34,6 @@ _LEGEND = """<span class="drafted">Drafted</span> and accepted, or the target's
 <span class="own">own</span>."""
 # While nothing is written yet.
 _READING = {"title": "Reading; the first answers also wait for compilation", "status": "pending"}
-_EMPTY = "the message is empty; write some text or choose an example"
 _NOTHING = '<p class="note">The tokens and draft trees of the next answer will be here.</p>'
 
 # Nothing is loaded from other hosts, which could learn what was said by the images of an answer.
@@ -59,11 +58,16 @@ _OPTIONS = {
 
 
 class _Chat(gr.ChatInterface):
-    """Keeps the white space of messages, with which a text to be continued may end."""
-
     def _message_as_message_dict(self, message: Any, role: Any) -> list[Any]:
-        message = _said(role, message) if isinstance(message, str) else message
+        """Keeps the white space of messages, with which a text to be continued may end, and leaves
+        out what would end the conversion to JSON."""
+        message = _said(role, cleaned(message)) if isinstance(message, str) else message
         return super()._message_as_message_dict(message, role)
+
+    def _pop_last_user_message(self, history: list[Any]) -> Any:
+        """Takes one message only, not also those before it that got no answer."""
+        last = max((i for i, each in enumerate(history) if each["role"] == "user"), default=0)
+        return history[:last], super()._pop_last_user_message(history[last:])[1]
 
 
 def _said(role: str, text: str) -> dict[str, Any]:
@@ -74,15 +78,6 @@ def begun(chat: Sequence[Any]) -> Any:
     """Leaves out an answer of which nothing is written; returns it twice, to show and to keep."""
     rest = [each for each in chat if (each.get("metadata") or {}).get("status") != "pending"]
     return rest, rest
-
-
-def _sentence(error: str) -> str:
-    return escape(f"{error[:1].upper()}{error[1:]}.")
-
-
-def _checked(message: str) -> Any:
-    """With this Gradio takes no empty message out of its box."""
-    return gr.validate(bool(message.strip()), _sentence(_EMPTY))
 
 
 class Page:
@@ -122,7 +117,8 @@ class Page:
             parts |= {"additional_inputs": self._settings(), "concurrency_limit": None, **private}
             parts |= {"additional_inputs_accordion": settings, "analytics_enabled": False}
             parts |= {"examples": QUESTIONS if chat else _CODE, "save_history": True}
-            parts |= {"validator": _checked}
+            # Enter in an empty box does nothing.
+            parts |= {"validator": lambda message: gr.validate(bool(message.strip()), "")}
             with column:
                 interface = _Chat(self.reply, editable=True, **parts)
             # Gradio's own reaction leaves out answers to edited messages.
@@ -154,7 +150,7 @@ class Page:
         shown = 0.0
         try:
             if not message.strip():
-                raise UserError(_EMPTY)
+                raise UserError("the message is empty; write some text or choose an example")
             options: dict[str, Any] = dict(zip(_OPTIONS, numbers, strict=True))
             if options["seed"] == -1:
                 options["seed"] = random.randrange(_SEEDS)
@@ -168,9 +164,9 @@ class Page:
                         yield said, *self._views(message, text, steps, seconds, config)
                         shown = time.monotonic()
         except UserError as error:
-            # After a gr.Error Gradio would run nothing of what enables the box again. The message
-            # stays in the chat, without an answer, where it can be edited.
-            gr.Warning(_sentence(str(error)), title="No answer")
+            # Not a gr.Error, after which Gradio would run nothing of what enables the box again. The
+            # message stays in the chat, without an answer, and can be edited.
+            gr.Warning(escape(f"{str(error)[:1].upper()}{str(error)[1:]}."))
             box = gr.update(submit_btn=True, stop_btn=False, placeholder=_HINT)
             yield [], gr.skip(), gr.skip(), gr.skip(), gr.skip(), box
 

@@ -143,7 +143,7 @@ class Service:
             message = f"{count} texts were asked for at once; the most is {most}"
             raise bad(message, "n" if fields.n > 1 else "prompt")
         if fields.most_tokens == 0 and fields.prompt_top is None:
-            message = "max_tokens must be at least 1, got 0; 0 needs prompt_logprobs"
+            message = "max_tokens must be at least 1, got 0; 0 needs echo or prompt_logprobs"
             raise bad(message, "max_tokens")
         if fields.stream and fields.prompt_logprobs is not None:
             raise bad("prompt_logprobs cannot be streamed; leave out stream", "prompt_logprobs")
