@@ -168,8 +168,7 @@ class DartModel:
             blocks. On CPUs "bfloat16" also rounds queries and softmax weights.
           search: what searches draft trees: "host", C++ on the host; "device", JAX, with the n-gram
             model in the device's memory, with a DART drafter; "auto" is the platform's best.
-          ngram_device_memory: bytes that the n-gram model may take on the device, for "device", or
-            such as "2GB".
+          ngram_device_memory: for "device": bytes, or such as "2GB", for the n-gram model.
           mesh: devices that decode together, such as "model=4" or "data=2,model=4": groups of
             devices that share the weights of target and drafter (`model`), each with some of a
             batch's rows (`data`). None for one device.

@@ -121,7 +121,7 @@ def test_options_on_top_of_the_targets_own(directory):
 
 def test_chats_with_a_named_model_have_its_options(model):
     """Unless a temperature is given; what else is given comes first. Texts are greedy."""
-    own = MODELS["smollm2"].sampling
+    own = MODELS["smollm2"].options
     given = {}, {"top_p": 0.5}, {"temperature": 0.0}, {"temperature": 1.0}
     for options in given:
         config = GenerateConfig(model="smollm2", chat=True, generation=GenerationConfig(**options))

@@ -139,7 +139,7 @@ class _Kind:
     def _decide(self) -> None:
         drafted, trying, plain = self.size > 0, self.pauses > 0, self.costs.plain
         self.left, self.timing = min(max(self.least, self.drafted // 2), _LONGEST), False
-        if drafted and self.check <= 0:
+        if drafted and self.check <= 0 and not self.only:
             little = self.tokens < _LITTLE * self.cost / (plain or 1.0)
             self.interval = min(2 * self.interval, _CHECK_SOON if little else _CHECK_AFTER)
             self.check = self.interval

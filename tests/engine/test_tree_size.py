@@ -198,6 +198,13 @@ def test_steps_are_faster_than_any_fixed_number_of_nodes():
     assert tokens / seconds > 0.97e3
 
 
+def test_trees_of_one_program():
+    """It has plain steps, too."""
+    sizes = TreeSizes({1: (8,)}, stepwise=True)
+    tokens, seconds = stepwise_steps(sizes, RATES, lambda n: 1.1 + 0.15 * n, 500)
+    assert tokens / seconds > 1.5e3
+
+
 def test_costs_that_no_line_describes_are_found(tmp_path):
     """As of products whose first rows are nearly free; what a machine that did something else took
     is not believed."""

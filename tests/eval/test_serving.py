@@ -39,8 +39,8 @@ def test_requests_depend_on_options_and_number_alone(file, tmp_path):
 
 def test_options_of_servers_that_are_started():
     config = ServingBenchConfig(no_ngram=True, dtype="float32", serve_options="--queue 512")
-    words = "--no-ngram --dtype float32 --warmup greedy --queue 512 --tree-nodes 0"
-    assert config.server_options("--tree-nodes", "0") == words.split()
+    words = "--no-ngram --dtype float32 --warmup greedy --generation-config none --queue 512"
+    assert config.server_options("--tree-nodes", "0") == [*words.split(), "--tree-nodes", "0"]
     with pytest.raises(UserError, match="--serve-options: No closing quotation"):
         ServingBenchConfig(serve_options="'")
 
