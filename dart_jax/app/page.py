@@ -59,8 +59,8 @@ _OPTIONS = {
 
 class _Chat(gr.ChatInterface):
     def _message_as_message_dict(self, message: Any, role: Any) -> list[Any]:
-        """Keeps the white space of messages, with which a text to be continued may end, and leaves
-        out what would end the conversion to JSON."""
+        """Keeps the white space of messages, with which a text to be continued may end; replaces
+        unpaired surrogates, which Gradio cannot send."""
         message = _said(role, cleaned(message)) if isinstance(message, str) else message
         return super()._message_as_message_dict(message, role)
 
@@ -164,8 +164,8 @@ class Page:
                         yield said, *self._views(message, text, steps, seconds, config)
                         shown = time.monotonic()
         except UserError as error:
-            # Not a gr.Error, after which Gradio would run nothing of what enables the box again. The
-            # message stays in the chat, without an answer, and can be edited.
+            # Not a gr.Error, after which Gradio would not run what enables the box again. The
+            # message stays in the chat without an answer, and can be edited.
             gr.Warning(escape(f"{str(error)[:1].upper()}{str(error)[1:]}."))
             box = gr.update(submit_btn=True, stop_btn=False, placeholder=_HINT)
             yield [], gr.skip(), gr.skip(), gr.skip(), gr.skip(), box

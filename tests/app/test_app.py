@@ -111,7 +111,7 @@ def test_another_seed_each_time(engine):
 @pytest.mark.long
 def test_the_examples_of_a_chat_end():
     needs.smollm2()
-    model, options = DartModel.from_pretrained("smollm2"), MODELS["smollm2"].sampling
+    model, options = DartModel.from_pretrained("smollm2"), MODELS["smollm2"].options
     chats = [[{"role": "user", "content": question}] for (question,) in QUESTIONS]
     for seed in range(3):
         ends = [each.finish for each in model.generate(chats, seed=seed, **options)]
@@ -141,8 +141,31 @@ def test_a_closed_answer_is_not_decoded(engine):
     ],
 )
 def test_bad_messages(engine, message, error):
-    with pytest.raises(gr.Error, match=error):
-        asyncio.run(write(engine, message))
+    """The visitor is told, and has the box again; no exception ends what Gradio does after an
+    answer."""
+    with pytest.warns(UserWarning, match=error):  # a toast on the page
+        shown = asyncio.run(write(engine, message))
+    ((said, *views, box),) = shown
+    assert said == []
+    assert views == [gr.skip()] * 4
+    assert (box["submit_btn"], box["stop_btn"]) == (True, False)
+
+
+def test_messages_without_an_answer(engine):
+    """Retry takes only the last one; Gradio leaves an empty one in its box, and can send any."""
+
+    async def built():
+        return Page(engine, GenerationConfig()).blocks("Toy", "")
+
+    handlers = asyncio.run(built()).fns.values()
+    (check,) = filter(None, (each.validator for each in handlers))
+    assert [check(each)["is_valid"] for each in ("", " \n", " a")] == [False, False, True]
+    named = {each.name: each.fn for each in handlers}
+    append, pop = named["_append_message_to_history"], named["_pop_last_user_message"]
+    history = append("b", append("a\ud800", []))
+    assert history[0]["content"] == [{"type": "text", "text": "a?"}]
+    assert pop(history) == (history[:1], "b")
+    assert pop([]) == ([], "")
 
 
 def test_a_chat_without_a_drafter(tiny):

@@ -88,7 +88,8 @@ def tokens(page):
 
 
 def test_answers_their_tokens_and_trees(page):
-    """Also after a retry, a stop and an edit; markup and template syntax have no effect."""
+    """Also after a retry, a stop, an edit and an error; markup and template syntax have no
+    effect."""
     set_number(page, "max_new_tokens", 128)
     send(page, STACK)
     line, expected = finished(page), DartModel.demo().generate(STACK, max_new_tokens=128).text
@@ -145,6 +146,18 @@ def test_answers_their_tokens_and_trees(page):
     finished(page)
     assert page.inner_text("#tokens .prompt") == WICKED
     assert page.evaluate("window.hacked === undefined")
-    page.fill(MESSAGE, " ")
+    # An empty message does nothing; one that gets no answer leaves the chat and the box usable.
+    chat = page.inner_text("#chat")
+    with page.expect_response(lambda response: response.status == 422):
+        page.fill(MESSAGE, " ")
+        page.press(MESSAGE, "Enter")
+    page.wait_for_selector(f"{MESSAGE}:enabled")
+    assert page.inner_text("#chat") == chat
+    page.fill(MESSAGE, "x " * 3000)
     page.press(MESSAGE, "Enter")
-    page.wait_for_selector(".toast-body:has-text('The message is empty')")
+    page.wait_for_selector(".toast-body:has-text('leaves no room')")
+    page.wait_for_selector(".submit-button")
+    page.wait_for_selector(f"{MESSAGE}:enabled")
+    assert page.inner_text("#chat").startswith(chat)
+    send(page, "import re\n")
+    assert "16 tokens" in finished(page)
