@@ -47,8 +47,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in get_args(hint)
     if get_origin(hint) in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(hint))
-    kind = get_origin(hint) or hint
-    return not isinstance(kind, type) or isinstance(value, kind)
+    try:
+        return isinstance(value, get_origin(hint) or hint)
+    except TypeError:  # a protocol, or no type at all
+        return True
 
 
 def _words(hint: Any) -> str:

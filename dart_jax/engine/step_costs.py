@@ -74,8 +74,8 @@ class StepCosts:
         self._plain: deque[float] = deque(maxlen=_LATEST)
         self._last: Hashable = None  # kind of the last burst
         self._slowdown = 1.0  # at that burst
-        others = dict(known or {})
-        self._before = others.pop(PLAIN, None)
+        self._before = (known or {}).get(PLAIN)
+        others = {n: cost for n, cost in (known or {}).items() if n in self._numbers}
         if others:
             costs = np.array([*others.values()])
             self._add(np.array([*others]), costs, np.full(len(costs), _BEFORE))

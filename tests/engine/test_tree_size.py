@@ -94,6 +94,7 @@ def test_knowledge_is_kept_between_processes(tmp_path, caplog):
     for text in ("{", "[]", '{"a": 1}', '{"costs": {"0": -1}, "outcomes": []}', "null"):
         path.write_text(text)
         assert known_in(tmp_path).costs == {}
+    write(tmp_path, {0: 1, 8: 2, 99: 3})  # of a size that there is not
     decoded(policy(directory=tmp_path), GOOD)  # it is learned again
     assert known_in(tmp_path).costs.keys() == costs.keys()
     decoded(policy(directory=path), GOOD, tokens=2_000)  # where nothing can be written
