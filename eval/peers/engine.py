@@ -198,6 +198,13 @@ def load_llama(setup: Setup) -> Loaded:
     return stored, decode
 
 
+def llama_build() -> str:
+    """Returns the version of llama.cpp's bindings, and the instructions that it was built with."""
+    import llama_cpp
+
+    return f"{llama_cpp.__version__}, {llama_cpp.llama_print_system_info().decode().strip()}"
+
+
 def load_llama_server(setup: Setup) -> Loaded:
     """Starts llama.cpp's server for every prompt, so that none drafts from earlier texts. Raises
     UserError if the target is no GGUF file."""

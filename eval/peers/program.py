@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import multiprocessing
 import os
 import tempfile
@@ -31,7 +32,7 @@ from eval.benchmarks.prompts import first_prompts
 from eval.methods.decoding import Generation
 from eval.methods.measure import Summary, measure, summarize
 from eval.peers.config import PeersConfig
-from eval.peers.engine import ENGINES, PLAIN, Decode, Setup
+from eval.peers.engine import ENGINES, LLAMA, PLAIN, Decode, Setup, llama_build
 
 _PAUSE = 0.02  # seconds in which threads of the last engine stop waiting in a loop for more work
 
@@ -113,7 +114,10 @@ def run(config: PeersConfig, console: Console) -> None:
     for line in left_out:
         console.print(f"left out: {line}", highlight=False, markup=False, soft_wrap=True)
     title = f"{config.title} in other engines"
-    write_report(config, title, output, left_out=[*left_out], measurements=content)
+    found: dict[str, object] = {"left_out": [*left_out], "measurements": content}
+    if LLAMA in config.engine and importlib.util.find_spec("llama_cpp"):
+        found["llama.cpp"] = llama_build()
+    write_report(config, title, output, **found)
 
 
 def compare(
