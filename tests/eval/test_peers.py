@@ -53,6 +53,7 @@ def test_report(tiny, tmp_path, monkeypatch):
     monkeypatch.setitem(ENGINES, "transformers", absent)
     present = ENGINES[LLAMA]._replace(package=None)
     monkeypatch.setitem(ENGINES, LLAMA, present)
+    monkeypatch.setitem(ENGINES, "ngram-mod", ENGINES["ngram-mod"]._replace(program="no_such"))
     questions = tmp_path / "questions.jsonl"
     questions.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')
     config = PeersConfig(
@@ -72,8 +73,8 @@ def test_report(tiny, tmp_path, monkeypatch):
     assert (
         "left out: PyTorch: it needs no_such: pip install 'dart-jax[peers]'" in printed.getvalue()
     )
-    for name in ("llama.cpp", "llama.cpp, ngram-mod"):
-        assert f"left out: {name}: reads GGUF targets only; " in printed.getvalue()
+    assert "left out: llama.cpp: reads GGUF targets only; " in printed.getvalue()
+    assert "left out: llama.cpp, ngram-mod: no_such is not on the PATH" in printed.getvalue()
     assert "2/2" in printed.getvalue()
     report = json.loads(config.json.read_text())
     assert len(report["left_out"]) == 3
