@@ -200,7 +200,7 @@ def load_llama(setup: Setup) -> Loaded:
 
 def llama_build() -> str:
     """Returns the version of llama.cpp's bindings, and the instructions that it was built with."""
-    import llama_cpp
+    llama_cpp: Any = importlib.import_module("llama_cpp")
 
     return f"{llama_cpp.__version__}, {llama_cpp.llama_print_system_info().decode().strip()}"
 
