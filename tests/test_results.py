@@ -135,14 +135,14 @@ def test_statements_are_those_of_the_tables():
     same, prompts = (means("benchmarks", figure)[0.0] for figure in ("identical", "prompts"))
     assert same == prompts
     assert all(count >= 8 for count in prompts.values())
-    # Blocks decode faster than in llama.cpp, 16 bits more slowly.
+    # Weights in blocks and in 16 bits decode faster than in llama.cpp.
     ratios = {}
     for name in ("llama-cpp", "llama-cpp-q4_0", "llama-cpp-q8_0", "llama-cpp-f16"):
         rows = RESULTS[f"results/cpu/{name}.md"]["measurements"]
         rates = {(row["engine"], row["threads"]): row["token_seconds"] for row in rows}
         other, own = (statistics.median(rates[each, 2]) for each in ("llama.cpp", "plain"))
         ratios[name] = other / own
-    assert ratios.pop("llama-cpp-f16") < 1
+    assert f"{ratios.pop('llama-cpp-f16'):.1f}" == "1.4"
     assert [f"{pick(ratios.values()):.1f}" for pick in (min, max)] == ["1.7", "2.9"]
     # A server's drafts pay for one client, and not for 16.
     loads = RESULTS["results/cpu/server.md"]["loads"]
