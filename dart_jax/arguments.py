@@ -26,10 +26,10 @@ def checked(**former: str) -> Callable[[_Function], _Function]:
                 if former[old] in options:
                     raise UserError(f"{old} is the former name of {former[old]}; pass one of them")
                 options[former[old]] = options.pop(old)
-            for name in options.keys() - signature.parameters.keys():
-                names = [*signature.parameters][1:]
-                cure = meant(name, names, f"the options are {', '.join(names)}")
-                raise UserError(f"{function.__name__} has no option {name}; {cure}")
+            if unknown := sorted(options.keys() - signature.parameters.keys()):
+                names = [*signature.parameters][1:]  # without self or cls
+                cure = meant(unknown[0], names, f"the options are {', '.join(names)}")
+                raise UserError(f"{function.__name__} has no option {unknown[0]}; {cure}")
             hints = get_type_hints(function)
             for name, value in signature.bind(*args, **options).arguments.items():
                 if name in hints and not _fits(value, hints[name]):

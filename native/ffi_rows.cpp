@@ -32,8 +32,9 @@ ffi::Error largest(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ff
   if (values->element_count() != rows * count) {
     return ffi::Error::InvalidArgument("dart_largest: arguments of other shapes");
   }
-  dart::largest(x.typed_data(), used_rows(used, rows), size, count, values->typed_data(), indices->typed_data(),
-                dart::best_instructions(), static_cast<std::size_t>(pool.num_threads()));
+  dart::largest(x.typed_data(), used_rows(used, rows), size, count, values->typed_data(),
+                indices->typed_data(), dart::best_instructions(),
+                static_cast<std::size_t>(pool.num_threads()));
   return ffi::Error::Success();
 }
 

@@ -157,10 +157,9 @@ class Service:
         # As `DartModel.generate`: the same seed gives each text its own draws, by its number.
         seed = secrets.randbits(32) if fields.seed is None else fields.seed % 2**32
         # A named model's belong together, as in `generate --chat`.
-        defaults = dict(self.defaults)
-        if self.config.named and "temperature" in fields.model_fields_set:
-            defaults.clear()
-        usual = defaults.pop("max_new_tokens", None)
+        apart = self.config.named and "temperature" in fields.model_fields_set
+        defaults = {} if apart else self.defaults
+        usual = defaults.get("max_new_tokens")
         common: dict[str, Any] = {
             "sampling": fields.sampling(defaults),
             "presence_penalty": fields.presence_penalty,

@@ -3,6 +3,7 @@ prints and writes the report."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 from collections.abc import Sequence
@@ -265,9 +266,16 @@ def benchmark_workload(
         raise UserError(f"no prompt of {name} is within {limit} tokens")
     length = max(len(prompt.tokens) for prompt in prompts) + config.max_new_tokens
     where, _, line = questions[0].where.rpartition(":")
-    sha256 = None
-    if Path(where).is_file():
-        sha256 = hashlib.sha256(Path(where).read_bytes()).hexdigest()
+    sha256 = _sha256(Path(where))
     source = f"{where}:{line}".removeprefix(f"{Path(__file__).parents[2]}/")  # of our own
     name, title, schema = benchmark.name, benchmark.title, benchmark.schema
     return Workload(name, title, source, prompts, length, context, schema, sha256)
+
+
+@functools.cache  # for all contexts
+def _sha256(path: Path) -> str | None:
+    """Returns the digest of a file, or None if there is none."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

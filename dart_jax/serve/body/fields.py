@@ -169,7 +169,8 @@ class GenerationFields(RequestFields):
         raises UserError if a value is out of range."""
         names = [field.name for field in dataclasses.fields(Sampling)]
         values = {name: getattr(self, name) for name in names}
-        values |= {k: v for k, v in defaults.items() if k not in self.model_fields_set}
+        left_out = values.keys() - self.model_fields_set
+        values |= {name: value for name, value in defaults.items() if name in left_out}
         values["top_k"] = 0 if values["top_k"] == -1 else values["top_k"]
         return Sampling(**values)
 
